@@ -1,0 +1,1 @@
+"""Fused operations: one folder each, the reference first."""

@@ -1,0 +1,375 @@
+"""Sets of unequal size, as one tensor of rows and the offsets that bound each set.
+
+Nothing is padded inside: the rows of all sets lie one after another, and set ``i`` holds rows
+``offsets[i]:offsets[i + 1]``. Whatever form data arrive in, they become this one, and results do not depend on
+padding, order, batch-mates or chunking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fishnets.errors import ConfigError, DataError, NonFiniteError, ShapeError, describe_rows
+
+__all__ = ["NonFinitePolicy", "Sets"]
+
+NonFinitePolicy = Literal["raise", "drop"]
+ArrayLike = Tensor | np.ndarray[Any, Any] | Sequence[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Sets:
+    """A batch of sets: rows and offsets.
+
+    Build one with :meth:`from_list`, :meth:`from_padded`, :meth:`from_offsets`, :meth:`from_index` or
+    :meth:`from_jagged`, which check the data. Integers and half precision become float32; float64 stays, and is then
+    computed with throughout.
+
+    Args:
+        values: Rows of all sets, shape (num_data, num_features), floating point.
+        offsets: Bounds of the sets, int64, shape (num_sets + 1,), from 0 to num_data.
+        dropped: Rows left out of each set because they were not finite, int64, shape (num_sets,).
+
+    Example:
+        >>> sets = Sets.from_list([[[1.0, 2.0]], [], [[3.0, 4.0], [5.0, 6.0]]])
+        >>> sets.sizes, sets.num_features
+        (tensor([1, 0, 2]), 2)
+    """
+
+    values: Tensor
+    offsets: Tensor
+    dropped: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.values.ndim != 2:
+            raise ShapeError(
+                f"`values` has shape {tuple(self.values.shape)} but (num_data, num_features) was expected."
+            )
+        if self.offsets.ndim != 1 or len(self.offsets) < 1 or self.offsets.dtype != torch.int64:
+            raise ShapeError(
+                f"`offsets` has shape {tuple(self.offsets.shape)} and dtype {self.offsets.dtype} but (num_sets + 1,) "
+                "and torch.int64 were expected."
+            )
+
+    @staticmethod
+    def from_list(arrays: Sequence[ArrayLike], nonfinite: NonFinitePolicy = "raise") -> Sets:
+        """Takes one array per set.
+
+        Args:
+            arrays: Arrays of shape (n_i, num_features), tensors, NumPy arrays or nested lists; n_i = 0 and 1 are fine.
+            nonfinite: ``"raise"`` names the rows with NaN or infinite values, ``"drop"`` leaves them out and counts them.
+
+        Returns:
+            The sets in the given order.
+
+        Example:
+            >>> Sets.from_list([np.zeros((2, 3)), np.zeros((5, 3))])
+            Sets(num_sets=2, num_data=7, num_features=3)
+        """
+        if len(arrays) == 0:
+            raise DataError("The list of sets is empty; at least one set was expected (a set may hold no rows).")
+        tensors = [_as_float(array, f"sets[{i}]") for i, array in enumerate(arrays)]
+        widths = [t.shape[1] for t in tensors if t.ndim == 2 and (t.shape[0] > 0 or t.shape[1] > 0)]
+        if not widths:
+            raise DataError(
+                "Every set is empty and none tells the number of features. Give empty sets the shape "
+                "(0, num_features)."
+            )
+        rows = [_as_rows(t, widths[0], f"sets[{i}]") for i, t in enumerate(tensors)]
+        dtype = torch.float64 if any(r.dtype == torch.float64 for r in rows) else torch.float32
+        sizes = torch.tensor([len(r) for r in rows], dtype=torch.int64, device=rows[0].device)
+        values = torch.cat([r.to(dtype=dtype, device=rows[0].device) for r in rows])
+        return _checked(values, _offsets_from_sizes(sizes), nonfinite)
+
+    @staticmethod
+    def from_padded(values: ArrayLike, mask: ArrayLike, nonfinite: NonFinitePolicy = "raise") -> Sets:
+        """Takes a padded block and the mask of its real rows; what the padding holds, NaN included, is never read.
+
+        Args:
+            values: Padded rows, shape (num_sets, n_max, num_features).
+            mask: True (or 1) where a row is real, shape (num_sets, n_max).
+            nonfinite: As in :meth:`from_list`.
+
+        Example:
+            >>> Sets.from_padded(torch.zeros(2, 4, 3), torch.tensor([[1, 1, 0, 0], [1, 0, 1, 1]])).sizes
+            tensor([2, 3])
+        """
+        block = _as_float(values, "values")
+        chosen = torch.as_tensor(mask, device=block.device)
+        if block.ndim != 3 or chosen.shape != block.shape[:2]:
+            raise ShapeError(
+                f"`values` has shape {tuple(block.shape)} and `mask` {tuple(chosen.shape)} but (num_sets, n_max, "
+                "num_features) and (num_sets, n_max) were expected."
+            )
+        if chosen.dtype != torch.bool:
+            if not bool(((chosen == 0) | (chosen == 1)).all()):
+                raise DataError("`mask` holds values other than 0 and 1; give a boolean mask, True where a row is real.")
+            chosen = chosen != 0
+        return _checked(block[chosen], _offsets_from_sizes(chosen.sum(1)), nonfinite)
+
+    @staticmethod
+    def from_offsets(values: ArrayLike, offsets: ArrayLike, nonfinite: NonFinitePolicy = "raise") -> Sets:
+        """Takes rows that already lie set after set.
+
+        Args:
+            values: Rows, shape (num_data, num_features).
+            offsets: Bounds, shape (num_sets + 1,): 0 first, num_data last, never decreasing.
+            nonfinite: As in :meth:`from_list`.
+
+        Example:
+            >>> Sets.from_offsets(torch.zeros(7, 3), [0, 2, 7]).sizes
+            tensor([2, 5])
+        """
+        rows = _as_float(values, "values")
+        bounds = _as_integers(offsets, "offsets", rows.device)
+        if rows.ndim != 2:
+            raise ShapeError(f"`values` has shape {tuple(rows.shape)} but (num_data, num_features) was expected.")
+        if len(bounds) < 2:
+            raise DataError("`offsets` bounds no set; at least [0, num_data] was expected.")
+        if int(bounds[0]) != 0 or int(bounds[-1]) != len(rows) or bool((bounds.diff() < 0).any()):
+            raise DataError(
+                f"`offsets` must rise from 0 to the number of rows, {len(rows)}, but it runs from {int(bounds[0])} to "
+                f"{int(bounds[-1])}" + (" and decreases on the way." if bool((bounds.diff() < 0).any()) else ".")
+            )
+        return _checked(rows, bounds, nonfinite)
+
+    @staticmethod
+    def from_index(
+        values: ArrayLike, index: ArrayLike, num_sets: int | None = None, nonfinite: NonFinitePolicy = "raise"
+    ) -> Sets:
+        """Takes rows in any order, each with the number of its set.
+
+        Args:
+            values: Rows, shape (num_data, num_features).
+            index: Set of each row, shape (num_data,), from 0.
+            num_sets: Number of sets; sets that no row names are empty. Default: the largest index plus one.
+            nonfinite: As in :meth:`from_list`.
+
+        Example:
+            >>> Sets.from_index(torch.tensor([[1.0], [2.0], [3.0]]), [2, 0, 2]).sizes
+            tensor([1, 0, 2])
+        """
+        rows = _as_float(values, "values")
+        groups = _as_integers(index, "index", rows.device)
+        if rows.ndim != 2 or len(groups) != len(rows):
+            raise ShapeError(
+                f"`values` has shape {tuple(rows.shape)} and `index` {tuple(groups.shape)} but (num_data, num_features) "
+                "and (num_data,) were expected."
+            )
+        if num_sets is None:
+            if len(groups) == 0:
+                raise DataError("There are no rows, so the number of sets is unknown. Give `num_sets`.")
+            num_sets = int(groups.max()) + 1
+        if len(groups) and (int(groups.min()) < 0 or int(groups.max()) >= num_sets):
+            raise DataError(
+                f"`index` runs from {int(groups.min())} to {int(groups.max())} but 0 to {num_sets - 1} was expected "
+                f"for {num_sets} sets."
+            )
+        order = torch.argsort(groups, stable=True)
+        return _checked(rows[order], _offsets_from_sizes(torch.bincount(groups, minlength=num_sets)), nonfinite)
+
+    @staticmethod
+    def from_jagged(nested: Tensor, nonfinite: NonFinitePolicy = "raise") -> Sets:
+        """Takes a torch nested tensor of jagged layout, shape (num_sets, *, num_features)."""
+        if not nested.is_nested or nested.layout != torch.jagged:
+            raise DataError(
+                "A nested tensor of jagged layout was expected, as made by `torch.nested.nested_tensor(list, "
+                "layout=torch.jagged)`."
+            )
+        return Sets.from_list(list(nested.unbind()), nonfinite)
+
+    @staticmethod
+    def concatenate(parts: Sequence[Sets]) -> Sets:
+        """Puts the sets of several batches one after another.
+
+        Example:
+            >>> a = Sets.from_offsets(torch.zeros(3, 1), [0, 3])
+            >>> Sets.concatenate([a, a]).sizes
+            tensor([3, 3])
+        """
+        if not parts:
+            raise DataError("There are no batches of sets to concatenate.")
+        values = torch.cat([part.values for part in parts])
+        return Sets(values, _offsets_from_sizes(torch.cat([part.sizes for part in parts])))
+
+    def union(self, other: Sets) -> Sets:
+        """Joins two batches set by set: set i of the result holds the rows of both.
+
+        Example:
+            >>> a, b = Sets.from_offsets(torch.zeros(3, 1), [0, 3]), Sets.from_offsets(torch.ones(2, 1), [0, 2])
+            >>> a.union(b).sizes
+            tensor([5])
+        """
+        if len(self) != len(other) or self.num_features != other.num_features:
+            raise ShapeError(
+                f"Cannot join {len(self)} sets of width {self.num_features} with {len(other)} of width "
+                f"{other.num_features}; both numbers must agree."
+            )
+        order = torch.argsort(torch.cat([self.index, other.index]), stable=True)
+        return Sets(torch.cat([self.values, other.values])[order], self.offsets + other.offsets)
+
+    @property
+    def num_sets(self) -> int:
+        """Number of sets."""
+        return len(self.offsets) - 1
+
+    @property
+    def num_data(self) -> int:
+        """Number of rows of all sets together."""
+        return len(self.values)
+
+    @property
+    def num_features(self) -> int:
+        """Number of columns."""
+        return int(self.values.shape[1])
+
+    @property
+    def sizes(self) -> Tensor:
+        """Number of rows of each set, shape (num_sets,)."""
+        return self.offsets.diff()
+
+    @property
+    def index(self) -> Tensor:
+        """Set of each row, shape (num_data,)."""
+        sets = torch.arange(self.num_sets, device=self.values.device)
+        return torch.repeat_interleave(sets, self.sizes, output_size=self.num_data)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the rows."""
+        return self.values.device
+
+    def __len__(self) -> int:
+        return self.num_sets
+
+    def __getitem__(self, key: int | slice | Tensor) -> Sets:
+        """Selects sets: by number, slice, or tensor of numbers in any order."""
+        if isinstance(key, slice):
+            low, high, step = key.indices(len(self))
+            if step == 1:
+                high = max(low, high)
+                bounds = self.offsets[low : high + 1]
+                first = int(bounds[0])
+                return Sets(self.values[first : int(bounds[-1])], bounds - first)
+            key = torch.arange(low, high, step, device=self.device)
+        elif isinstance(key, int):
+            if not -len(self) <= key < len(self):
+                raise IndexError(f"Set {key} was asked for but there are {len(self)}.")
+            key = torch.tensor([key % len(self)], device=self.device)
+        sizes = self.sizes[key]
+        offsets = _offsets_from_sizes(sizes)
+        shift = torch.repeat_interleave(self.offsets[:-1][key] - offsets[:-1], sizes)
+        return Sets(self.values[shift + torch.arange(len(shift), device=self.device)], offsets)
+
+    def to_list(self) -> list[Tensor]:
+        """The rows of each set, views of shape (n_i, num_features)."""
+        return list(torch.split(self.values, self.sizes.tolist()))
+
+    def chunks(self, max_data: int) -> Iterator[tuple[int, Sets]]:
+        """Cuts the rows into pieces of at most ``max_data``, through the middle of a set where need be.
+
+        Yields:
+            The number of the first set a piece touches, and the piece as sets: those it touches, in order.
+
+        Example:
+            >>> [(first, piece.sizes.tolist()) for first, piece in Sets.from_offsets(torch.zeros(5, 1), [0, 1, 5]).chunks(3)]
+            [(0, [1, 2]), (1, [2])]
+        """
+        if max_data < 1:
+            raise ConfigError(f"`max_data` is {max_data} but at least 1 was expected.")
+        for low in range(0, self.num_data, max_data):
+            high = min(low + max_data, self.num_data)
+            first = int(torch.searchsorted(self.offsets, low, right=True)) - 1
+            last = int(torch.searchsorted(self.offsets, high, right=False))
+            bounds = self.offsets[first : last + 1].clamp(low, high) - low
+            yield first, Sets(self.values[low:high], bounds)
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Sets:
+        """Copies to a device or dtype."""
+        dropped = None if self.dropped is None else self.dropped.to(device=device)
+        return Sets(self.values.to(device=device, dtype=dtype), self.offsets.to(device=device), dropped)
+
+    def check_finite(self) -> Sets:
+        """Returns itself, or raises :class:`NonFiniteError` naming the first NaN or infinite rows by set and row."""
+        if not bool(torch.isfinite(self.values).all()):
+            _refuse_rows(self.values, self.offsets)
+        return self
+
+    def __repr__(self) -> str:
+        dropped = 0 if self.dropped is None else int(self.dropped.sum())
+        note = f", dropped={dropped}" if dropped else ""
+        return f"Sets(num_sets={self.num_sets}, num_data={self.num_data}, num_features={self.num_features}{note})"
+
+
+def _offsets_from_sizes(sizes: Tensor) -> Tensor:
+    return torch.cat([sizes.new_zeros(1, dtype=torch.int64), sizes.to(torch.int64).cumsum(0)])
+
+
+def _as_float(array: ArrayLike, name: str) -> Tensor:
+    try:
+        tensor = torch.as_tensor(array)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"`{name}` cannot be read as an array of numbers: {error}") from error
+    if tensor.is_complex():
+        raise DataError(f"`{name}` is complex; give real and imaginary parts as two features.")
+    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.to(torch.float32)
+
+
+def _as_rows(tensor: Tensor, width: int, name: str) -> Tensor:
+    if tensor.numel() == 0 and tensor.ndim <= 2 and (tensor.ndim == 1 or tensor.shape[0] == 0):
+        if tensor.ndim == 2 and tensor.shape[1] not in (0, width):
+            raise ShapeError(f"`{name}` has {tensor.shape[1]} features but the first set has {width}.")
+        return tensor.new_zeros((0, width))
+    if tensor.ndim != 2:
+        raise ShapeError(
+            f"`{name}` has shape {tuple(tensor.shape)} but (n, num_features) was expected. For one feature, give "
+            "shape (n, 1)."
+        )
+    if tensor.shape[1] != width:
+        raise ShapeError(f"`{name}` has {tensor.shape[1]} features but the first set has {width}.")
+    return tensor
+
+
+def _as_integers(array: ArrayLike, name: str, device: torch.device) -> Tensor:
+    tensor = torch.as_tensor(array, device=device)
+    if tensor.ndim != 1 or tensor.is_floating_point() or tensor.dtype == torch.bool:
+        raise DataError(
+            f"`{name}` has shape {tuple(tensor.shape)} and dtype {tensor.dtype} but a vector of integers was expected."
+        )
+    return tensor.to(torch.int64)
+
+
+def _bad_rows(values: Tensor) -> Tensor:
+    return ~torch.isfinite(values).all(1)
+
+
+def _refuse_rows(values: Tensor, offsets: Tensor) -> None:
+    rows = _bad_rows(values).nonzero().flatten()
+    groups = torch.searchsorted(offsets, rows, right=True) - 1
+    where = [
+        f"set {group} row {row}"
+        for group, row in zip(groups.tolist(), (rows - offsets[groups]).tolist(), strict=True)
+    ]
+    raise NonFiniteError(
+        f"{len(where)} of {len(values)} rows hold NaN or infinite values: {describe_rows(where)}. Clean the data, or "
+        'leave such rows out and have them counted with `nonfinite="drop"`.'
+    )
+
+
+def _checked(values: Tensor, offsets: Tensor, nonfinite: NonFinitePolicy) -> Sets:
+    if nonfinite not in ("raise", "drop"):
+        raise ConfigError(f'`nonfinite` is "{nonfinite}" but "raise" or "drop" was expected.')
+    if values.shape[1] == 0:
+        raise ShapeError("The rows have no features; at least one column was expected.")
+    sets = Sets(values, offsets)
+    if nonfinite == "raise" or bool(torch.isfinite(values).all()):
+        return sets.check_finite()
+    bad = _bad_rows(values)
+    dropped = torch.zeros(len(sets), dtype=torch.int64, device=values.device).index_add_(0, sets.index[bad], bad[bad].long())
+    return Sets(values[~bad], _offsets_from_sizes(sets.sizes - dropped), dropped)

@@ -1,1 +1,27 @@
-"""Fishnets."""
+"""Fishnets: information-optimal aggregation for sets and graphs.
+
+Twin networks give each datum a score and a Fisher matrix; both add over a set, so summaries merge, stream and weigh
+data of unequal quality as they deserve.
+"""
+
+from fishnets import algebra, errors, networks, priors, simulators
+from fishnets.algebra import Gaussian, Information
+from fishnets.ragged import Sets
+from fishnets.sets import Fishnet, History, load
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Fishnet",
+    "Gaussian",
+    "History",
+    "Information",
+    "Sets",
+    "__version__",
+    "algebra",
+    "errors",
+    "load",
+    "networks",
+    "priors",
+    "simulators",
+]

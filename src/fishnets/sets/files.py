@@ -1,0 +1,64 @@
+"""Models as files: the recipe, the standardisations and the weights, in one safetensors file with a JSON header."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fishnets.errors import FileFormatError, FishnetsError
+from fishnets.priors import Prior
+from fishnets.sets.container import read_container, write_container
+from fishnets.sets.fishnet import Fishnet, Recipe
+
+__all__ = ["describe", "load", "save"]
+
+
+def save(model: Fishnet, path: str | Path) -> None:
+    """Writes a model; an existing file is replaced in one step.
+
+    Args:
+        model: The model, trained or not.
+        path: File to write, by custom ending in ``.fishnet``.
+    """
+    header = {"recipe": model.recipe.to_dict(), "fitted": model.fitted, "set_size": model.networks.set_size}
+    write_container(path, "model", header, dict(model.state_dict()))
+
+
+def load(path: str | Path, prior: Prior | None = None, device: torch.device | str = "cpu") -> Fishnet:
+    """Reads a model written by :meth:`fishnets.Fishnet.save`; its outputs are bit-equal to the saved model's.
+
+    Args:
+        path: File to read. Pickles, changed, truncated or newer files are refused.
+        prior: The prior, where the model was made with one of your own class, which a file does not hold.
+        device: Where to put the model.
+
+    Returns:
+        The model.
+    """
+    header, tensors = read_container(path, "model")
+    try:
+        recipe = Recipe.from_dict(header["recipe"], prior)
+        fields = {name: getattr(recipe, name) for name in recipe.__dataclass_fields__}
+        model = Fishnet(**fields)
+        model.load_state_dict(tensors)
+        model.fitted, model.networks.set_size = bool(header["fitted"]), float(header["set_size"])
+    except (KeyError, TypeError, RuntimeError, FishnetsError) as error:
+        raise FileFormatError(f"{path} does not describe a model this release can build: {error}") from error
+    return model.to(device)
+
+
+def describe(path: str | Path) -> dict[str, Any]:
+    """Reads what a model file says of itself, as plain values."""
+    header, tensors = read_container(path, "model")
+    networks = [name for name in tensors if re.match(r"networks\.", name)]
+    members = header["recipe"]["members"]
+    return {
+        **header["recipe"],
+        "fitted": header["fitted"],
+        "num_weights": sum(tensors[name].numel() for name in networks) // members,
+        "member_weights": tensors["weights"].tolist(),
+        "format_version": header["format_version"],
+    }

@@ -1,0 +1,379 @@
+r"""Fishnet: sets in, information out.
+
+A Fishnet holds twin networks :math:`t(d)`, :math:`F(d)` and a prior. The information of a set is the sum of its data's,
+
+.. math:: t = \sum_i t(d_i), \qquad F = \sum_i F(d_i),
+
+taken in float64, whole or in chunks. Networks see standardised data and speak of standardised parameters
+:math:`u = (\theta - \theta_*) / s`, with :math:`s` the prior's standard deviations; both standardisations are stored
+with the model.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor, nn
+
+from fishnets.algebra.gaussian import Gaussian, gaussian_loss
+from fishnets.algebra.information import Information
+from fishnets.algebra.packing import unpack_symmetric
+from fishnets.errors import ConfigError, DataError, ShapeError, expect_last_dim
+from fishnets.networks import Gated, NetworkRecipe, TwinNetwork, member_weights, network_from_dict, network_to_dict
+from fishnets.ops.segment_information import segment_information
+from fishnets.priors import Prior, prior_from_dict, prior_to_dict
+from fishnets.ragged import Sets
+from fishnets.sets.sources import Batch, Simulator, SimulatorSource, Source, StoredSource, source_of
+from fishnets.sets.training import History, Schedule, Settings, train
+
+__all__ = ["Fishnet", "Recipe"]
+
+CHUNK = 2**18
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that determines an untrained Fishnet; saved as JSON."""
+
+    num_features: int
+    prior: Prior
+    network: NetworkRecipe
+    members: int
+    seed: int
+    shared: bool
+    factor: str
+    fiducial: tuple[float, ...]
+    standardise: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return fields | {
+            "prior": prior_to_dict(self.prior),
+            "network": network_to_dict(self.network),
+            "fiducial": list(self.fiducial),
+        }
+
+    @staticmethod
+    def from_dict(fields: dict[str, Any], prior: Prior | None = None) -> Recipe:
+        """Rebuilds a recipe from :meth:`to_dict`; a given prior takes the place of the stored one."""
+        rebuilt = {
+            "prior": prior if prior is not None else prior_from_dict(fields["prior"]),
+            "network": network_from_dict(fields["network"]),
+            "fiducial": tuple(fields["fiducial"]),
+        }
+        return Recipe(**(fields | rebuilt))
+
+
+class Fishnet(nn.Module):
+    """Learned compression of sets into information.
+
+    Args:
+        num_features: Width of a datum.
+        prior: Prior of the parameters: :class:`fishnets.priors.Normal`, :class:`fishnets.priors.Box`, or anything with
+            ``sample``, ``log_prob``, ``mean`` and ``covariance``.
+        network: Recipe of the networks' bodies.
+        members: Number of ensemble members, trained in one go.
+        seed: Seed of the initial weights and of training.
+        shared: One trunk for score and Fisher heads instead of twin networks.
+        factor: Fisher matrices ``"full"``, ``"diagonal"`` or of ``"rank-r"`` per datum.
+        fiducial: Expansion point, shape (p,); the prior's mean by default.
+        standardise: Whether to scale features to zero mean and unit spread, measured when training starts.
+
+    Example:
+        >>> import fishnets as fn
+        >>> prior = fn.priors.Normal([0.0, 0.0], [1.0, 1.0])
+        >>> model = Fishnet(num_features=3, prior=prior, network=fn.networks.Gated(width=8, depth=1))
+        >>> sets = fn.Sets.from_list([torch.zeros(4, 3), torch.zeros(0, 3)])
+        >>> model.compress(sets)
+        Information(sets=(2,), num_params=2, data=4)
+    """
+
+    feature_shift: Tensor
+    feature_scale: Tensor
+    fiducial: Tensor
+    theta_scale: Tensor
+    prior_precision: Tensor
+    prior_pull: Tensor
+    weights: Tensor
+
+    def __init__(
+        self,
+        num_features: int,
+        prior: Prior,
+        network: NetworkRecipe | None = None,
+        members: int = 1,
+        seed: int = 0,
+        *,
+        shared: bool = False,
+        factor: str = "full",
+        fiducial: Sequence[float] | Tensor | None = None,
+        standardise: bool = True,
+    ) -> None:
+        super().__init__()
+        if num_features < 1 or members < 1:
+            raise ConfigError(f"`num_features` is {num_features} and `members` {members}; both must be at least 1.")
+        _check_prior(prior)
+        point = prior.mean.to(torch.float64) if fiducial is None else torch.as_tensor(fiducial, dtype=torch.float64)
+        expect_last_dim("fiducial", point, len(prior.mean))
+        body = Gated() if network is None else network
+        self.recipe = Recipe(
+            num_features, prior, body, members, seed, shared, factor, tuple(point.tolist()), standardise
+        )
+        self.fitted = False
+        generator = torch.Generator().manual_seed(seed)
+        self.networks = TwinNetwork(body, num_features, len(point), factor, shared, members, generator)
+        self.networks.scale_to(100.0)
+        self._register(prior, point)
+
+    def _register(self, prior: Prior, fiducial: Tensor) -> None:
+        """Stores the standardisations and the prior in standardised parameters."""
+        scale = prior.covariance.to(torch.float64).diagonal().sqrt()
+        precision = torch.linalg.inv(prior.covariance.to(torch.float64) / torch.outer(scale, scale))
+        pull = precision @ ((prior.mean.to(torch.float64) - fiducial) / scale)
+        self.register_buffer("feature_shift", torch.zeros(self.recipe.num_features, dtype=torch.float64))
+        self.register_buffer("feature_scale", torch.ones(self.recipe.num_features, dtype=torch.float64))
+        self.register_buffer("fiducial", fiducial.clone())
+        self.register_buffer("theta_scale", scale)
+        self.register_buffer("prior_precision", 0.5 * (precision + precision.mT))
+        self.register_buffer("prior_pull", pull)  # −C⁻¹(θ* − μ), zero when the fiducial is the prior's mean
+        weights = torch.full((self.recipe.members,), 1 / self.recipe.members, dtype=torch.float64)
+        self.register_buffer("weights", weights)
+
+    @property
+    def prior(self) -> Prior:
+        """The prior."""
+        return self.recipe.prior
+
+    @property
+    def num_params(self) -> int:
+        """Number of parameters p."""
+        return len(self.recipe.fiducial)
+
+    @property
+    def num_weights(self) -> int:
+        """Trainable weights of one member."""
+        return sum(p.numel() for p in self.networks.parameters()) // self.recipe.members
+
+    @overload
+    def compress(self, sets: Sets, *, chunk: int = ..., members: Literal["pooled"] = ...) -> Information: ...
+
+    @overload
+    def compress(self, sets: Sets, *, chunk: int = ..., members: Literal["separate"]) -> tuple[Information, ...]: ...
+
+    @torch.no_grad()
+    def compress(
+        self, sets: Sets, *, chunk: int = CHUNK, members: Literal["pooled", "separate"] = "pooled"
+    ) -> Information | tuple[Information, ...]:
+        """Turns each set into its information.
+
+        Rows are evaluated in the precision and on the device of the input and summed in float64, at most ``chunk`` at
+        a time, so memory does not grow with the sets.
+
+        Args:
+            sets: The sets.
+            chunk: Rows evaluated at once.
+            members: ``"pooled"`` sums the members' information with their weights, which keeps it additive;
+                ``"separate"`` gives one state per member.
+
+        Returns:
+            The information of each set, or a tuple with one per member.
+        """
+        if members not in ("pooled", "separate"):
+            raise ConfigError(f'`members` is "{members}" but "pooled" or "separate" was expected.')
+        self._expect(sets).check_finite()
+        width = self.num_params + self.num_params * (self.num_params + 1) // 2
+        shape = (self.recipe.members, len(sets), width)
+        total = torch.zeros(shape, dtype=torch.float64, device=sets.device)
+        for first, piece in sets.chunks(chunk):
+            score, raw_factor = self._evaluate(piece.values)
+            sums = segment_information(score, raw_factor, piece.offsets, self.recipe.factor, torch.float64)
+            total[:, first : first + len(piece)] += torch.cat(sums, dim=-1)
+        if members == "separate":
+            return tuple(self._information(part, sets.sizes) for part in total)
+        return self._information(torch.tensordot(self.weights.to(sets.device), total, dims=1), sets.sizes)
+
+    def estimate(self, sets: Sets, *, chunk: int = CHUNK) -> Gaussian:
+        """The Gaussian posterior of each set under the model's prior."""
+        return self.compress(sets, chunk=chunk).posterior(self.prior)
+
+    def fit(
+        self,
+        data: Simulator | Sets,
+        theta: Tensor | None = None,
+        *,
+        size: int | Sequence[int] = (20, 500),
+        steps: int = 10_000,
+        batch_data: int = 3200,
+        learning_rate: Schedule = 5e-3,
+        num_validation: int = 256,
+        validation_fraction: float = 0.1,
+        validate_every: int | None = None,
+        patience: int | None = 20,
+        clip: float = 5.0,
+        keep_best: bool = True,
+        precision: Literal["auto", "float32", "bfloat16"] = "auto",
+        compile: Literal["auto", "on", "off"] = "auto",  # noqa: A002 the name torch uses
+        checkpoint: str | Path | None = None,
+        device: torch.device | str | None = None,
+        progress: bool | None = None,
+    ) -> History:
+        """Trains the networks on fresh simulations or on stored sets.
+
+        Args:
+            data: A simulator, called as ``simulator(theta, size, generator)``, or stored sets.
+            theta: With stored sets, the parameters each was made with, shape (B, p).
+            size: With a simulator, the set size or the range (low, high) to train over; each step draws one.
+            steps: Number of updates.
+            batch_data: Rows in a step, over all its sets.
+            learning_rate: Peak of a cosine schedule with a warm-up, or stairs ``[(steps, rate), ...]``.
+            num_validation: With a simulator, number of validation sets.
+            validation_fraction: With stored sets, the share held out for validation.
+            validate_every: Steps between looks at the validation loss; a hundredth of ``steps`` by default.
+            patience: Stop after this many looks without improvement of any member; None never stops early.
+            clip: Largest gradient norm of a member; how often it acted is in the history.
+            keep_best: End with each member's best weights on validation data, not its last.
+            precision: ``"bfloat16"`` runs the networks' products in bf16 and everything after them in float32;
+                ``"auto"`` does so on a GPU for bodies of 128 or more.
+            compile: Whether to use ``torch.compile``; ``"auto"`` does on a GPU.
+            checkpoint: File for an exact resume; written when interrupted and every minute.
+            device: Where to train: by default where the stored sets, or the model, are.
+            progress: Whether to show a progress bar; by default when stderr is a terminal.
+
+        Returns:
+            Losses, rates, clipped steps and the reason training stopped.
+        """
+        where = torch.device(device) if device is not None else _device_of(data, self.fiducial.device)
+        self.to(where)
+        source = self._source(data, theta, where, size, batch_data, num_validation, validation_fraction)
+        if not self.fitted:
+            self._prepare(source)
+        settings = Settings(
+            steps=steps,
+            learning_rate=learning_rate,
+            validate_every=validate_every or max(1, steps // 100),
+            patience=patience,
+            clip=clip,
+            keep_best=keep_best,
+            seed=self.recipe.seed + 1,
+        )
+        wide = self.recipe.network.width >= 128
+        half = precision == "bfloat16" or (precision == "auto" and where.type == "cuda" and wide)
+        use_compile = compile == "on" or (compile == "auto" and where.type == "cuda")
+        networks = torch.compile(self.networks, dynamic=True) if use_compile else self.networks
+        history = train(
+            self.networks,
+            lambda batch: self._losses(batch, networks, half),
+            source,
+            settings,
+            None if checkpoint is None else Path(checkpoint),
+            f"{self.recipe} half={half} device={where.type}",
+            sys.stderr.isatty() if progress is None else progress,
+        )
+        self.weights.copy_(member_weights(torch.tensor(history.best_loss, dtype=torch.float64)))
+        self.fitted = True
+        return history
+
+    def save(self, path: str | Path) -> None:
+        """Writes the model to one file: safetensors with a JSON header."""
+        from fishnets.sets.files import save
+
+        save(self, path)
+
+    def _expect(self, sets: Sets) -> Sets:
+        if not isinstance(sets, Sets):
+            raise DataError(
+                f"`sets` is a {type(sets).__name__} but `fishnets.Sets` was expected; make it with `Sets.from_list`, "
+                "`from_padded`, `from_offsets` or `from_index`."
+            )
+        if sets.num_features != self.recipe.num_features:
+            raise ShapeError(
+                f"The sets have {sets.num_features} features but the model was made for {self.recipe.num_features}."
+            )
+        return sets
+
+    def _standardised(self, values: Tensor) -> Tensor:
+        return (values - self.feature_shift.to(values)) / self.feature_scale.to(values)
+
+    def _evaluate(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores (K, n, p) and raw factors (K, n, w) in the dtype and on the device of the rows."""
+        state = {name: p.to(device=values.device, dtype=values.dtype) for name, p in self.networks.named_parameters()}
+        outputs: tuple[Tensor, Tensor] = torch.func.functional_call(self.networks, state, (self._standardised(values),))
+        return outputs
+
+    def _information(self, sums: Tensor, count: Tensor) -> Information:
+        """From sums in standardised parameters (B, p + p(p+1)/2) to information about theta."""
+        scale = self.theta_scale.to(sums.device)
+        score, fisher_packed = sums[:, : self.num_params], sums[:, self.num_params :]
+        fisher = unpack_symmetric(fisher_packed) / torch.outer(scale, scale)
+        return Information(score / scale, fisher, self.fiducial.to(sums.device), count)
+
+    def _losses(self, batch: Batch, networks: nn.Module, half: bool) -> Tensor:
+        """Losses in standardised parameters, shape (K, B)."""
+        device = batch.sets.device
+        context: AbstractContextManager[Any] = (
+            torch.autocast(device.type, dtype=torch.bfloat16) if half else nullcontext()
+        )
+        with context:
+            score, raw_factor = networks(self._standardised(batch.sets.values))
+        score, fisher_packed = segment_information(
+            score, raw_factor, batch.sets.offsets, self.recipe.factor, torch.float32
+        )
+        precision = unpack_symmetric(fisher_packed) + self.prior_precision.to(torch.float32)
+        offset = ((batch.theta - self.fiducial) / self.theta_scale).to(torch.float32)
+        return gaussian_loss(score + self.prior_pull.to(torch.float32), precision, offset.expand_as(score))
+
+    def _source(
+        self,
+        data: Simulator | Sets,
+        theta: Tensor | None,
+        device: torch.device,
+        size: int | Sequence[int],
+        batch_data: int,
+        num_validation: int,
+        validation_fraction: float,
+    ) -> Source:
+        seed = self.recipe.seed
+        if source_of(data) == "stored":
+            assert isinstance(data, Sets)  # noqa: S101 narrowed by source_of
+            if theta is None:
+                raise DataError("Stored sets need the parameters they were made with: `model.fit(sets, theta)`.")
+            sets = self._expect(data).to(device)
+            return StoredSource.make(
+                sets, torch.as_tensor(theta).to(device), self.prior, batch_data, validation_fraction, seed
+            )
+        if theta is not None:
+            raise DataError("`theta` goes with stored sets; a simulator is given its parameters by the prior.")
+        generator = torch.Generator(device).manual_seed(seed + 2)
+        return SimulatorSource.make(
+            data, self.prior, size, batch_data, num_validation, self.recipe.num_features, seed, generator  # type: ignore[arg-type]
+        )
+
+    @torch.no_grad()
+    def _prepare(self, source: Source) -> None:
+        """Measures the features and scales the heads to the largest set, once, before the first step."""
+        values = source.validation.sets.values.to(torch.float64)
+        if self.recipe.standardise and len(values) > 1:
+            spread = values.std(0)
+            self.feature_shift.copy_(values.mean(0))
+            self.feature_scale.copy_(torch.where(spread > 0, spread, torch.ones_like(spread)))
+        self.networks.scale_to(float(source.largest_set))
+
+
+def _check_prior(prior: Prior) -> None:
+    missing = [name for name in ("sample", "log_prob", "mean", "covariance") if not hasattr(prior, name)]
+    if missing:
+        raise ConfigError(
+            f"The prior {prior!r} lacks {', '.join(missing)}; give `fishnets.priors.Normal`, `fishnets.priors.Box` or "
+            "an object with `sample`, `log_prob`, `mean` and `covariance`."
+        )
+
+
+def _device_of(data: Any, default: torch.device) -> torch.device:
+    return data.device if isinstance(data, Sets) else default

@@ -1,0 +1,200 @@
+"""Where training batches come from: a simulator, fresh at every step, or stored sets, shuffled at every epoch."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fishnets.errors import ConfigError, DataError, ShapeError, SupportError, describe_rows, expect_last_dim
+from fishnets.priors import Prior
+from fishnets.ragged import Sets
+
+__all__ = ["Batch", "Simulator", "SimulatorSource", "Source", "StoredSource"]
+
+
+class Batch(NamedTuple):
+    """Sets and the parameters (B, p) they were made with."""
+
+    sets: Sets
+    theta: Tensor
+
+
+class Simulator(Protocol):
+    """Draws one set of the given size per row of theta (B, p)."""
+
+    def __call__(self, theta: Tensor, size: Tensor, generator: torch.Generator) -> Sets: ...
+
+
+class Source(Protocol):
+    """What the training loop asks of its data."""
+
+    @property
+    def largest_set(self) -> int: ...
+
+    @property
+    def validation(self) -> Batch: ...
+
+    @property
+    def digest(self) -> str: ...
+
+    def batch(self, step: int, generator: torch.Generator) -> Batch: ...
+
+
+@dataclass(frozen=True, eq=False)
+class SimulatorSource:
+    """Fresh sets at every step, of one size per step drawn log-uniformly from a range.
+
+    Small sets bring many parameters per row of computing, large ones show the errors that grow with size; a range
+    gives both. A step holds about ``batch_data`` rows whatever the size.
+    """
+
+    simulator: Simulator
+    prior: Prior
+    size: tuple[int, int]
+    batch_data: int
+    validation: Batch
+    seed: int
+    digest: str
+
+    @staticmethod
+    def make(
+        simulator: Simulator,
+        prior: Prior,
+        size: int | Sequence[int],
+        batch_data: int,
+        num_validation: int,
+        num_features: int,
+        seed: int,
+        generator: torch.Generator,
+    ) -> SimulatorSource:
+        """Checks the settings, tries the simulator once and draws the validation sets."""
+        low, high = _size_range(size)
+        theta = prior.sample(num_validation, generator).to(torch.float32)
+        spread = torch.linspace(math.log(low), math.log(high), num_validation).exp().round().long()
+        sets = simulator(theta, spread.to(theta.device), generator)
+        if not isinstance(sets, Sets):
+            raise DataError(f"The simulator returned a {type(sets).__name__} but `fishnets.Sets` was expected.")
+        if len(sets) != len(theta):
+            raise ShapeError(f"The simulator returned {len(sets)} sets for {len(theta)} rows of theta.")
+        expect_last_dim("simulated values", sets.values, num_features, "That is the model's `num_features`.")
+        digest = f"simulator size={low}-{high} batch_data={batch_data} validation={num_validation}"
+        validation = Batch(sets.check_finite().to(dtype=torch.float32), theta)
+        return SimulatorSource(simulator, prior, (low, high), batch_data, validation, seed, digest)
+
+    @property
+    def largest_set(self) -> int:
+        """Upper end of the range of sizes."""
+        return self.size[1]
+
+    def batch(self, step: int, generator: torch.Generator) -> Batch:
+        """Simulates the sets of one step."""
+        low, high = self.size
+        size = low
+        if high > low:
+            unit = _mix(self.seed, step) / 2**63
+            size = min(high, round(math.exp(math.log(low) + unit * (math.log(high) - math.log(low)))))
+        num_sets = max(1, self.batch_data // size)
+        theta = self.prior.sample(num_sets, generator).to(torch.float32)
+        sizes = torch.full((num_sets,), size, dtype=torch.int64, device=theta.device)
+        return Batch(self.simulator(theta, sizes, generator).to(dtype=torch.float32), theta)
+
+
+@dataclass(frozen=True, eq=False)
+class StoredSource:
+    """Stored sets, a part of them held out for validation, the rest shuffled anew for every epoch."""
+
+    train: Batch
+    validation: Batch
+    sets_per_step: int
+    seed: int
+    digest: str
+
+    @staticmethod
+    def make(
+        sets: Sets, theta: Tensor, prior: Prior, batch_data: int, validation_fraction: float, seed: int
+    ) -> StoredSource:
+        """Checks the data and splits them."""
+        theta = torch.as_tensor(theta, device=sets.device)
+        expect_last_dim("theta", theta, len(prior.mean))
+        if theta.ndim != 2 or len(theta) != len(sets):
+            raise ShapeError(f"`theta` has shape {tuple(theta.shape)} but one row per set, ({len(sets)}, p), was expected.")
+        _check_support(theta, prior)
+        sets.check_finite()
+        if len(sets) < 2:
+            raise DataError("At least two sets are needed to train: one for validation and one to learn from.")
+        digest = _stored_digest(sets, theta)
+        sets, theta = sets.to(dtype=torch.float32), theta.to(torch.float32)
+        order = torch.randperm(len(sets), generator=torch.Generator().manual_seed(seed)).to(sets.device)
+        held = min(len(sets) - 1, round(validation_fraction * len(sets)))
+        train, validation = order[held:].sort().values, order[:held].sort().values
+        kept = Batch(sets[train], theta[train])
+        mean_size = max(1.0, kept.sets.num_data / len(kept.sets))
+        per_step = min(len(kept.sets), max(1, round(batch_data / mean_size)))
+        held_out = Batch(sets[validation], theta[validation]) if held else kept
+        return StoredSource(kept, held_out, per_step, seed, digest)
+
+    @property
+    def largest_set(self) -> int:
+        """Size of the largest set."""
+        return max(1, int(self.train.sets.sizes.max()))
+
+    def batch(self, step: int, generator: torch.Generator) -> Batch:
+        """Takes the sets of one step; every epoch is a new order, which depends on its number alone."""
+        per_epoch = math.ceil(len(self.train.sets) / self.sets_per_step)
+        epoch, position = divmod(step, per_epoch)
+        shuffle = torch.Generator().manual_seed(_mix(self.seed, epoch))
+        order = torch.randperm(len(self.train.sets), generator=shuffle)
+        chosen = order[position * self.sets_per_step : (position + 1) * self.sets_per_step]
+        chosen = chosen.to(self.train.sets.device)
+        return Batch(self.train.sets[chosen], self.train.theta[chosen])
+
+
+def _size_range(size: int | Sequence[int]) -> tuple[int, int]:
+    low, high = (size, size) if isinstance(size, int) else tuple(size)
+    if not 1 <= low <= high:
+        raise ConfigError(f"`size` is {size} but a number or a range (low, high) with 1 <= low <= high was expected.")
+    return int(low), int(high)
+
+
+def _check_support(theta: Tensor, prior: Prior) -> None:
+    if not bool(torch.isfinite(theta).all()):
+        bad = (~torch.isfinite(theta)).any(-1)
+        raise SupportError(f"`theta` holds NaN or infinite values in rows {describe_rows(bad.nonzero().flatten().tolist())}.")
+    outside = torch.isneginf(prior.log_prob(theta)).to(theta.device)
+    if bool(outside.any()):
+        rows = outside.nonzero().flatten().tolist()
+        raise SupportError(
+            f"{len(rows)} of {len(theta)} rows of `theta` lie outside the support of the prior {prior}: rows "
+            f"{describe_rows(rows)}; row {rows[0]} is {theta[rows[0]].tolist()}. Widen the prior or leave these sets out."
+        )
+
+
+def _stored_digest(sets: Sets, theta: Tensor) -> str:
+    digest = hashlib.sha256()
+    for tensor in (sets.values, sets.offsets, theta):
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return f"stored {digest.hexdigest()}"
+
+
+def _mix(seed: int, number: int) -> int:
+    """A well-spread 63-bit seed from two integers."""
+    data = hashlib.sha256(f"{seed}:{number}".encode()).digest()
+    return int.from_bytes(data[:8], "little") >> 1
+
+
+def source_of(value: Any) -> str:
+    """Tells stored sets from a simulator; refuses anything else."""
+    if isinstance(value, Sets):
+        return "stored"
+    if callable(value):
+        return "simulator"
+    raise DataError(
+        f"`fit` was given a {type(value).__name__} but a simulator, called as `simulator(theta, size, generator)`, or "
+        "`fishnets.Sets` with their `theta` was expected."
+    )

@@ -1,0 +1,360 @@
+"""The one training loop for sets.
+
+Adam with a warm-up and a cosine (or a given staircase) of learning rates, gradients clipped member by member, a fixed
+validation set looked at regularly, the best weights of each member kept. The loop can be interrupted at any step and
+resumed from its checkpoint with identical results.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor, nn
+
+from fishnets.errors import CheckpointError, ConfigError, NonFiniteError, NonFiniteLossError
+from fishnets.sets.container import read_container, write_container
+from fishnets.sets.sources import Batch, Source
+
+__all__ = ["History", "Settings", "train"]
+
+Schedule = float | Sequence[tuple[int, float]]
+Losses = Callable[[Batch], Tensor]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to train; see :meth:`fishnets.Fishnet.fit` for the meaning of each field."""
+
+    steps: int
+    learning_rate: Schedule
+    validate_every: int
+    patience: int | None
+    clip: float
+    keep_best: bool
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.validate_every < 1:
+            raise ConfigError(f"`steps` is {self.steps} and `validate_every` {self.validate_every}; both must be at least 1.")
+        if not self.clip > 0:
+            raise ConfigError(f"`clip` is {self.clip} but a positive gradient norm was expected.")
+
+    def rate_at(self, step: int) -> float:
+        """Learning rate of a step: warm-up and cosine, or the staircase that was given."""
+        if isinstance(self.learning_rate, int | float):
+            warm_up = min(1.0, (step + 1) / min(100, max(1, self.steps // 10)))
+            return self.learning_rate * warm_up * 0.5 * (1 + math.cos(math.pi * step / self.steps))
+        for length, rate in self.learning_rate:
+            if step < length:
+                return rate
+            step -= length
+        return self.learning_rate[-1][1]
+
+
+@dataclass
+class History:
+    """What happened during a fit.
+
+    Attributes:
+        steps: Steps at which the validation loss was taken; the first is 0, before any update.
+        train_loss: Mean training loss per set since the step before, for each member.
+        validation_loss: Mean validation loss per set, for each member.
+        learning_rate: Learning rate at these steps.
+        best_step: Step of each member's lowest validation loss.
+        best_loss: That loss.
+        clipped: Number of steps at which each member's gradient was clipped.
+        num_steps: Steps taken.
+        num_data: Rows seen, counted once however many members there are.
+        seconds: Time spent, over all resumed parts.
+        stopped: ``"finished"``, ``"patience"`` or ``"interrupted"``.
+    """
+
+    steps: list[int] = field(default_factory=list)
+    train_loss: list[list[float]] = field(default_factory=list)
+    validation_loss: list[list[float]] = field(default_factory=list)
+    learning_rate: list[float] = field(default_factory=list)
+    best_step: list[int] = field(default_factory=list)
+    best_loss: list[float] = field(default_factory=list)
+    clipped: list[int] = field(default_factory=list)
+    num_steps: int = 0
+    num_data: int = 0
+    seconds: float = 0.0
+    stopped: str = "running"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        best = min(self.best_loss) if self.best_loss else math.nan
+        rate = self.num_data / self.seconds if self.seconds else 0.0
+        return (
+            f"{self.num_steps} steps, {self.num_data:,} data in {self.seconds:.0f} s ({rate:,.0f} a second); best "
+            f"validation loss {best:.4f} at step {self.best_step[0] if self.best_step else 0}; gradients clipped at "
+            f"{sum(self.clipped)} of {self.num_steps * max(1, len(self.clipped))} member steps; {self.stopped}"
+        )
+
+
+def train(
+    network: nn.Module,
+    losses: Losses,
+    source: Source,
+    settings: Settings,
+    checkpoint: Path | None,
+    description: str,
+    progress: bool,
+) -> History:
+    """Trains stacked members and leaves the best weights of each in ``network``.
+
+    Args:
+        network: The stacked networks; every parameter has the members as its first dimension.
+        losses: Batch to losses per member and set, shape (K, B), differentiable.
+        source: Where batches come from.
+        settings: How to train.
+        checkpoint: File to write to and, where it exists, to resume from.
+        description: What is trained and how, compared when resuming.
+        progress: Whether to show a progress bar on stderr.
+
+    Returns:
+        What happened.
+    """
+    run = _Run(network, losses, source, settings, f"{description} {settings} {source.digest}")
+    if checkpoint is not None and checkpoint.exists():
+        run.restore(checkpoint)
+    if run.history.stopped in ("finished", "patience"):
+        run.take_best()
+        return run.history
+    run.history.stopped = "running"
+    with _signals() as caught, _bar(progress, settings.steps, run) as show:
+        try:
+            _loop(run, caught, checkpoint, show)
+        finally:
+            if checkpoint is not None and run.history.stopped != "failed":
+                run.store(checkpoint)
+            run.take_best()
+    if caught:
+        _leave(caught[0], checkpoint, run.history.num_steps)
+    return run.history
+
+
+def _loop(run: _Run, caught: list[int], checkpoint: Path | None, show: Callable[[], None]) -> None:
+    settings, history = run.settings, run.history
+    if history.num_steps == 0 and not history.steps:
+        run.validate()
+    last_store = started = time.monotonic()
+    before = history.seconds
+    while history.stopped == "running":
+        run.step()
+        history.seconds = before + time.monotonic() - started
+        if history.num_steps % settings.validate_every == 0 or history.num_steps == settings.steps:
+            run.validate()
+            show()
+            if checkpoint is not None and time.monotonic() - last_store > 60:
+                run.store(checkpoint)
+                last_store = time.monotonic()
+        if history.num_steps >= settings.steps:
+            history.stopped = "finished"
+        elif run.out_of_patience():
+            history.stopped = "patience"
+        elif caught:
+            history.stopped = "interrupted"
+
+
+class _Run:
+    """Everything that changes during training, so that it can be stored and restored as one."""
+
+    def __init__(
+        self, network: nn.Module, losses: Losses, source: Source, settings: Settings, identity: str
+    ) -> None:
+        self.network, self.losses, self.source, self.settings = network, losses, source, settings
+        self.identity = identity
+        self.parameters = dict(network.named_parameters())
+        first = next(iter(self.parameters.values()))
+        self.members, self.device = len(first), first.device
+        self.generator = torch.Generator(self.device).manual_seed(settings.seed)
+        self.optimizer = torch.optim.Adam(self.parameters.values(), lr=1.0, fused=True)
+        self.best = {name: p.detach().clone() for name, p in self.parameters.items()}
+        self.history = History(
+            best_step=[0] * self.members, best_loss=[math.inf] * self.members, clipped=[0] * self.members
+        )
+        self.loss_sum = torch.zeros(self.members, device=self.device)
+        self.clipped = torch.zeros(self.members, dtype=torch.int64, device=self.device)
+        self.steps_since = 0
+
+    def step(self) -> None:
+        history = self.history
+        batch = self.source.batch(history.num_steps, self.generator)
+        rate = self.settings.rate_at(history.num_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        loss = self.losses(batch).mean(1)  # (K,)
+        # reading the loss waits for the device, so a GPU is asked only now and then
+        if (self.device.type == "cpu" or history.num_steps % 20 == 0) and not bool(torch.isfinite(loss).all()):
+            self.fail(loss, batch)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.sum().backward()  # type: ignore[no-untyped-call]
+        self.clip()
+        self.optimizer.step()
+        self.loss_sum += loss.detach()
+        self.steps_since += 1
+        history.num_steps += 1
+        history.num_data += batch.sets.num_data
+
+    @torch.no_grad()
+    def clip(self) -> None:
+        """Scales each member's gradient to at most the allowed norm, counting how often."""
+        grads = [p.grad for p in self.parameters.values() if p.grad is not None]
+        norm = torch.stack([g.flatten(1).square().sum(1) for g in grads]).sum(0).sqrt()  # (K,)
+        scale = (self.settings.clip / norm).clamp(max=1.0)
+        self.clipped += norm > self.settings.clip
+        for grad in grads:
+            grad.mul_(scale.view(-1, *[1] * (grad.ndim - 1)))
+
+    def fail(self, loss: Tensor, batch: Batch) -> None:
+        self.history.stopped = "failed"
+        members = (~torch.isfinite(loss)).nonzero().flatten().tolist()
+        try:
+            batch.sets.check_finite()
+            cause = "The data of that step are finite; try a smaller `learning_rate` or standardised inputs."
+        except NonFiniteError as error:
+            cause = f"The data of that step are at fault: {error}"
+        raise NonFiniteLossError(
+            f"The loss is {loss[members[0]].item()} at step {self.history.num_steps} (member {members[0]}, {len(members)} "
+            f"of {self.members}). Training has stopped; the model keeps the weights of its lowest validation loss "
+            f"(step {self.history.best_step[members[0]]}). {cause}"
+        )
+
+    @torch.no_grad()
+    def validate(self) -> None:
+        history = self.history
+        loss = torch.stack([self.losses(part).sum(1) for part in _pieces(self.source.validation)]).sum(0)
+        values = (loss / len(self.source.validation.sets)).tolist()
+        if not all(math.isfinite(v) for v in values) and history.num_steps:
+            self.fail(torch.tensor(values), self.source.validation)
+        history.steps.append(history.num_steps)
+        history.train_loss.append((self.loss_sum / max(1, self.steps_since)).tolist())
+        history.validation_loss.append(values)
+        history.learning_rate.append(self.settings.rate_at(history.num_steps))
+        history.clipped = self.clipped.tolist()
+        self.loss_sum.zero_()
+        self.steps_since = 0
+        for k, value in enumerate(values):
+            if value < history.best_loss[k] or not self.settings.keep_best:
+                history.best_loss[k], history.best_step[k] = value, history.num_steps
+                for name, parameter in self.parameters.items():
+                    self.best[name][k] = parameter[k]
+
+    def out_of_patience(self) -> bool:
+        patience = self.settings.patience
+        if patience is None or self.history.steps[-1] != self.history.num_steps:
+            return False
+        return self.history.num_steps - max(self.history.best_step) >= patience * self.settings.validate_every
+
+    @torch.no_grad()
+    def take_best(self) -> None:
+        for name, parameter in self.parameters.items():
+            parameter.copy_(self.best[name])
+
+    def store(self, path: Path) -> None:
+        tensors = {f"weight.{name}": p for name, p in self.parameters.items()}
+        tensors |= {f"best.{name}": p for name, p in self.best.items()}
+        for name, parameter in self.parameters.items():
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                tensors[f"adam.{key}.{name}"] = value
+        tensors |= {"generator": self.generator.get_state(), "loss_sum": self.loss_sum, "clipped": self.clipped}
+        header = {"identity": self.identity, "history": self.history.to_dict(), "steps_since": self.steps_since}
+        write_container(path, "checkpoint", header, tensors)
+
+    @torch.no_grad()
+    def restore(self, path: Path) -> None:
+        header, tensors = read_container(path, "checkpoint")
+        if header["identity"] != self.identity:
+            raise CheckpointError(
+                f"The checkpoint {path} belongs to another run, so training cannot resume from it. It was written by\n"
+                f"  {header['identity']}\nand this run is\n  {self.identity}\nDelete it or give another `checkpoint`."
+            )
+        for name, parameter in self.parameters.items():
+            parameter.copy_(tensors[f"weight.{name}"])
+            self.best[name].copy_(tensors[f"best.{name}"])
+            state = {
+                key: tensors[f"adam.{key}.{name}"].to(self.device)
+                for key in ("step", "exp_avg", "exp_avg_sq")
+                if f"adam.{key}.{name}" in tensors
+            }
+            if state:
+                self.optimizer.state[parameter] = state
+        self.generator.set_state(tensors["generator"])
+        self.loss_sum.copy_(tensors["loss_sum"])
+        self.clipped.copy_(tensors["clipped"])
+        self.history, self.steps_since = History(**header["history"]), header["steps_since"]
+
+
+def _pieces(batch: Batch, max_data: int = 2**20) -> Iterator[Batch]:
+    """Cuts a batch into whole sets of at most about ``max_data`` rows together."""
+    bounds = batch.sets.offsets.tolist()
+    start = 0
+    for i in range(1, len(bounds)):
+        if i == len(bounds) - 1 or bounds[i + 1] - bounds[start] > max_data:
+            yield Batch(batch.sets[start:i], batch.theta[start:i])
+            start = i
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Notes SIGINT and SIGTERM in a list instead of dying, so that the step in progress can be finished and stored."""
+    caught: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if caught:  # asked twice: obey at once
+            raise KeyboardInterrupt
+        caught.append(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield caught
+        return
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _leave(number: int, checkpoint: Path | None, step: int) -> None:
+    """Passes an interruption on once everything is stored."""
+    kept = f"run the same command to resume from {checkpoint}" if checkpoint else "give `checkpoint=` to be able to resume"
+    print(f"Training interrupted after step {step}; the best weights are in the model; {kept}.", file=sys.stderr)
+    if number == signal.SIGTERM:
+        raise SystemExit(128 + number)
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def _bar(progress: bool, steps: int, run: _Run) -> Iterator[Callable[[], None]]:
+    if not progress:
+        yield lambda: None
+        return
+    columns = (TextColumn("training"), BarColumn(), TextColumn("{task.completed}/{task.total} {task.fields[note]}"))
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
+        task = bar.add_task("train", total=steps, note="")
+
+        def show() -> None:
+            history = run.history
+            rate = run.members * history.num_data / max(history.seconds, 1e-9)
+            loss = min(history.validation_loss[-1])
+            bar.update(task, completed=history.num_steps, note=f"loss {loss:.4f}  {rate / 1e6:.2f} M data/s")
+
+        yield show

@@ -54,6 +54,8 @@ class Normal:
         matrix = torch.as_tensor(covariance, dtype=torch.float64)
         self.covariance = torch.diag(matrix) if matrix.ndim == 1 else matrix
         expect_square("covariance", self.covariance, len(self.mean))
+        if not torch.allclose(self.covariance, self.covariance.mT, equal_nan=True):
+            raise ConfigError(f"`covariance` is {self.covariance.tolist()} but a symmetric matrix was expected.")
         self._factor = cholesky(self.covariance, "covariance")
 
     def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:

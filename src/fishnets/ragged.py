@@ -63,7 +63,8 @@ class Sets:
 
         Args:
             arrays: Arrays of shape (n_i, num_features), tensors, NumPy arrays or nested lists; n_i = 0 and 1 are fine.
-            nonfinite: ``"raise"`` names the rows with NaN or infinite values, ``"drop"`` leaves them out and counts them.
+            nonfinite: ``"raise"`` names the rows with NaN or infinite values, ``"drop"`` leaves them out and counts
+                them.
 
         Returns:
             The sets in the given order.
@@ -76,12 +77,13 @@ class Sets:
             raise DataError("The list of sets is empty; at least one set was expected (a set may hold no rows).")
         tensors = [_as_float(array, f"sets[{i}]") for i, array in enumerate(arrays)]
         widths = [t.shape[1] for t in tensors if t.ndim == 2 and (t.shape[0] > 0 or t.shape[1] > 0)]
-        if not widths:
+        if not widths and all(t.numel() == 0 for t in tensors):
             raise DataError(
                 "Every set is empty and none tells the number of features. Give empty sets the shape "
                 "(0, num_features)."
             )
-        rows = [_as_rows(t, widths[0], f"sets[{i}]") for i, t in enumerate(tensors)]
+        width = widths[0] if widths else 1
+        rows = [_as_rows(t, width, f"sets[{i}]") for i, t in enumerate(tensors)]
         dtype = torch.float64 if any(r.dtype == torch.float64 for r in rows) else torch.float32
         sizes = torch.tensor([len(r) for r in rows], dtype=torch.int64, device=rows[0].device)
         values = torch.cat([r.to(dtype=dtype, device=rows[0].device) for r in rows])
@@ -101,7 +103,7 @@ class Sets:
             tensor([2, 3])
         """
         block = _as_float(values, "values")
-        chosen = torch.as_tensor(mask, device=block.device)
+        chosen = _as_tensor(mask, "mask").to(block.device)
         if block.ndim != 3 or chosen.shape != block.shape[:2]:
             raise ShapeError(
                 f"`values` has shape {tuple(block.shape)} and `mask` {tuple(chosen.shape)} but (num_sets, n_max, "
@@ -109,7 +111,9 @@ class Sets:
             )
         if chosen.dtype != torch.bool:
             if not bool(((chosen == 0) | (chosen == 1)).all()):
-                raise DataError("`mask` holds values other than 0 and 1; give a boolean mask, True where a row is real.")
+                raise DataError(
+                    "`mask` holds values other than 0 and 1; give a boolean mask, True where a row is real."
+                )
             chosen = chosen != 0
         return _checked(block[chosen], _offsets_from_sizes(chosen.sum(1)), nonfinite)
 
@@ -159,8 +163,8 @@ class Sets:
         groups = _as_integers(index, "index", rows.device)
         if rows.ndim != 2 or len(groups) != len(rows):
             raise ShapeError(
-                f"`values` has shape {tuple(rows.shape)} and `index` {tuple(groups.shape)} but (num_data, num_features) "
-                "and (num_data,) were expected."
+                f"`values` has shape {tuple(rows.shape)} and `index` {tuple(groups.shape)} but (num_data, "
+                "num_features) and (num_data,) were expected."
             )
         if num_sets is None:
             if len(groups) == 0:
@@ -195,8 +199,12 @@ class Sets:
         """
         if not parts:
             raise DataError("There are no batches of sets to concatenate.")
+        widths = [part.num_features for part in parts]
+        if len(set(widths)) > 1:
+            raise ShapeError(f"The batches have {describe_rows(widths)} features; they must agree.")
         values = torch.cat([part.values for part in parts])
-        return Sets(values, _offsets_from_sizes(torch.cat([part.sizes for part in parts])))
+        offsets = _offsets_from_sizes(torch.cat([part.sizes for part in parts]))
+        return Sets(values, offsets, torch.cat([part._dropped for part in parts]))
 
     def union(self, other: Sets) -> Sets:
         """Joins two batches set by set: set i of the result holds the rows of both.
@@ -212,7 +220,8 @@ class Sets:
                 f"{other.num_features}; both numbers must agree."
             )
         order = torch.argsort(torch.cat([self.index, other.index]), stable=True)
-        return Sets(torch.cat([self.values, other.values])[order], self.offsets + other.offsets)
+        values = torch.cat([self.values, other.values])[order]
+        return Sets(values, self.offsets + other.offsets, self._dropped + other._dropped)
 
     @property
     def num_sets(self) -> int:
@@ -241,6 +250,10 @@ class Sets:
         return torch.repeat_interleave(sets, self.sizes, output_size=self.num_data)
 
     @property
+    def _dropped(self) -> Tensor:
+        return torch.zeros_like(self.sizes) if self.dropped is None else self.dropped
+
+    @property
     def device(self) -> torch.device:
         """Device of the rows."""
         return self.values.device
@@ -256,16 +269,18 @@ class Sets:
                 high = max(low, high)
                 bounds = self.offsets[low : high + 1]
                 first = int(bounds[0])
-                return Sets(self.values[first : int(bounds[-1])], bounds - first)
+                return Sets(self.values[first : int(bounds[-1])], bounds - first, self._dropped[low:high])
             key = torch.arange(low, high, step, device=self.device)
-        elif isinstance(key, int):
+        elif isinstance(key, int | np.integer) or (isinstance(key, Tensor) and key.ndim == 0):
+            key = int(key)
             if not -len(self) <= key < len(self):
                 raise IndexError(f"Set {key} was asked for but there are {len(self)}.")
             key = torch.tensor([key % len(self)], device=self.device)
         sizes = self.sizes[key]
         offsets = _offsets_from_sizes(sizes)
         shift = torch.repeat_interleave(self.offsets[:-1][key] - offsets[:-1], sizes)
-        return Sets(self.values[shift + torch.arange(len(shift), device=self.device)], offsets)
+        values = self.values[shift + torch.arange(len(shift), device=self.device)]
+        return Sets(values, offsets, self._dropped[key])
 
     def to_list(self) -> list[Tensor]:
         """The rows of each set, views of shape (n_i, num_features)."""
@@ -278,7 +293,8 @@ class Sets:
             The number of the first set a piece touches, and the piece as sets: those it touches, in order.
 
         Example:
-            >>> [(first, piece.sizes.tolist()) for first, piece in Sets.from_offsets(torch.zeros(5, 1), [0, 1, 5]).chunks(3)]
+            >>> sets = Sets.from_offsets(torch.zeros(5, 1), [0, 1, 5])
+            >>> [(first, piece.sizes.tolist()) for first, piece in sets.chunks(3)]
             [(0, [1, 2]), (1, [2])]
         """
         if max_data < 1:
@@ -311,11 +327,24 @@ def _offsets_from_sizes(sizes: Tensor) -> Tensor:
     return torch.cat([sizes.new_zeros(1, dtype=torch.int64), sizes.to(torch.int64).cumsum(0)])
 
 
-def _as_float(array: ArrayLike, name: str) -> Tensor:
+def _as_tensor(array: ArrayLike, name: str) -> Tensor:
     try:
-        tensor = torch.as_tensor(array)
+        if isinstance(array, list | tuple) and array and isinstance(array[0], np.ndarray):
+            array = np.stack(array)
+        return torch.as_tensor(_shareable(array) if isinstance(array, np.ndarray) else array)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"`{name}` cannot be read as an array of numbers: {error}") from error
+
+
+def _shareable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Copies what torch cannot share memory with: read-only, reversed, or in the other byte order (FITS)."""
+    if array.flags.writeable and array.dtype.isnative and min(array.strides, default=0) >= 0:
+        return array
+    return array.astype(array.dtype.newbyteorder("="), order="C")
+
+
+def _as_float(array: ArrayLike, name: str) -> Tensor:
+    tensor = _as_tensor(array, name)
     if tensor.is_complex():
         raise DataError(f"`{name}` is complex; give real and imaginary parts as two features.")
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.to(torch.float32)
@@ -337,12 +366,14 @@ def _as_rows(tensor: Tensor, width: int, name: str) -> Tensor:
 
 
 def _as_integers(array: ArrayLike, name: str, device: torch.device) -> Tensor:
-    tensor = torch.as_tensor(array, device=device)
+    tensor = _as_tensor(array, name).to(device)
+    if tensor.shape == (0,):  # an empty list has no integer type of its own
+        tensor = tensor.to(torch.int64)
     if tensor.ndim != 1 or tensor.is_floating_point() or tensor.dtype == torch.bool:
         raise DataError(
             f"`{name}` has shape {tuple(tensor.shape)} and dtype {tensor.dtype} but a vector of integers was expected."
         )
-    return tensor.to(torch.int64)
+    return tensor.to(torch.int64).contiguous()
 
 
 def _bad_rows(values: Tensor) -> Tensor:
@@ -371,5 +402,5 @@ def _checked(values: Tensor, offsets: Tensor, nonfinite: NonFinitePolicy) -> Set
     if nonfinite == "raise" or bool(torch.isfinite(values).all()):
         return sets.check_finite()
     bad = _bad_rows(values)
-    dropped = torch.zeros(len(sets), dtype=torch.int64, device=values.device).index_add_(0, sets.index[bad], bad[bad].long())
+    dropped = torch.bincount(sets.index[bad], minlength=len(sets))
     return Sets(values[~bad], _offsets_from_sizes(sets.sizes - dropped), dropped)

@@ -93,7 +93,7 @@ def factor_from_raw(raw: Tensor, num_params: int, kind: str = "full") -> Tensor:
         return triangle_from_packed(_positive_diagonal(raw, num_params))
     if kind == "diagonal":
         return torch.diag_embed(softplus(raw))
-    return raw.unflatten(-1, (num_params, factor_rank(kind, num_params)))
+    return raw.reshape(*raw.shape[:-1], num_params, factor_rank(kind, num_params))
 
 
 def fisher_packed_from_raw(raw: Tensor, num_params: int, kind: str = "full") -> Tensor:
@@ -173,6 +173,7 @@ def cholesky(fisher: Tensor, name: str = "fisher") -> Tensor:
         tensor([[2.]])
     """
     expect_square(name, fisher)
+    factor: Tensor
     factor, status = torch.linalg.cholesky_ex(fisher)
     # cholesky_ex reports NaN input as success, so the factor itself is looked at
     bad = (status != 0) | ~torch.isfinite(factor).all(-1).all(-1)
@@ -182,14 +183,21 @@ def cholesky(fisher: Tensor, name: str = "fisher") -> Tensor:
 
 
 def _complaint(fisher: Tensor, bad: Tensor, name: str) -> str:
-    where = bad.nonzero().tolist()
-    first = fisher[tuple(where[0])]
-    kind = "indefinite or singular" if bool(torch.isfinite(first).all()) else "not finite"
-    place = f" at batch element {describe_rows([tuple(w) if len(w) > 1 else w[0] for w in where])}" if bad.ndim else ""
-    return (
-        f"`{name}` is {kind}{place}, so it has no Cholesky factor. An empty or too small set carries no full-rank "
-        "information on its own: add a prior, for example `information.posterior(prior)`."
+    finite = torch.isfinite(fisher).all(-1).all(-1)
+    kinds = {"not finite": bad & ~finite, "indefinite or singular": bad & finite}
+    what = " and ".join(f"{kind}{_place(where)}" for kind, where in kinds.items() if bool(where.any()))
+    hint = (
+        "An empty or too small set carries no full-rank information on its own: add a prior, for example "
+        "`information.posterior(prior)`."
+        if name == "fisher"
+        else "Give a positive-definite matrix."
     )
+    return f"`{name}` is {what}, so it has no Cholesky factor. {hint}"
+
+
+def _place(where: Tensor) -> str:
+    elements = [tuple(w) if len(w) > 1 else w[0] for w in where.nonzero().tolist()] if where.ndim else []
+    return f" at batch element {describe_rows(elements)}" if elements else ""
 
 
 def _positive_diagonal(raw: Tensor, num_params: int) -> Tensor:

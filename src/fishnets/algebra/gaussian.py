@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fishnets.algebra.cholesky import cholesky
-from fishnets.errors import expect_last_dim
+from fishnets.errors import expect_last_dim, expect_square
 
 __all__ = ["Gaussian", "MomentPrior", "gaussian_loss"]
 
@@ -55,7 +55,7 @@ class Gaussian:
     precision: Tensor
 
     def __post_init__(self) -> None:
-        expect_last_dim("precision", self.precision, self.mean.shape[-1])
+        expect_square("precision", self.precision, self.mean.shape[-1] if self.mean.ndim else 0)
 
     @property
     def covariance(self) -> Tensor:
@@ -100,7 +100,7 @@ class Gaussian:
         noise = torch.randn(
             (num_samples, *self.mean.shape), generator=generator, dtype=self.mean.dtype, device=self.mean.device
         )
-        step = torch.linalg.solve_triangular(factor.mT, noise.unsqueeze(-1), upper=True)  # A⁻ᵀ z ~ N(0, P⁻¹)
+        step: Tensor = torch.linalg.solve_triangular(factor.mT, noise.unsqueeze(-1), upper=True)  # A⁻ᵀ z ~ N(0, P⁻¹)
         return self.mean + step.squeeze(-1)
 
 
@@ -130,7 +130,7 @@ def gaussian_loss(score: Tensor, precision: Tensor, offset: Tensor) -> Tensor:
     """
     expect_last_dim("score", score, precision.shape[-1])
     expect_last_dim("offset", offset, precision.shape[-1])
-    factor, _ = torch.linalg.cholesky_ex(precision)
+    factor: Tensor = torch.linalg.cholesky_ex(precision)[0]
     residual = (precision @ offset.unsqueeze(-1)) - score.unsqueeze(-1)
-    white = torch.linalg.solve_triangular(factor, residual, upper=False).squeeze(-1)
+    white: Tensor = torch.linalg.solve_triangular(factor, residual, upper=False).squeeze(-1)
     return 0.5 * white.square().sum(-1) - factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fishnets.algebra.cholesky import log_determinant, solve
+from fishnets.algebra.cholesky import cholesky, log_determinant, solve
 from fishnets.algebra.gaussian import Gaussian, MomentPrior
 from fishnets.errors import IncompatibleInformationError, ShapeError, describe_rows, expect_last_dim, expect_square
 
@@ -125,10 +125,10 @@ class Information:
         return Information(self.score[key], self.fisher[key], fiducial, self.count[key])
 
     def __add__(self, other: Information) -> Information:
-        fiducial = _common_fiducial(self, other)
-        return Information(
-            self.score + other.score, self.fisher + other.fisher, fiducial, self.count + other.count
-        )
+        if not isinstance(other, Information):
+            return NotImplemented
+        fiducial, score = _common_fiducial(self, other), self.score + other.score
+        return Information(score, self.fisher + other.fisher, fiducial.to(score), self.count + other.count)
 
     def __radd__(self, other: int) -> Information:
         """Lets the built-in ``sum`` start from 0."""
@@ -138,14 +138,16 @@ class Information:
 
     def __sub__(self, part: Information) -> Information:
         """Takes out a part that was added before; its count may not exceed ours."""
-        fiducial = _common_fiducial(self, part)
+        if not isinstance(part, Information):
+            return NotImplemented
+        fiducial, score = _common_fiducial(self, part), self.score - part.score
         count = self.count - part.count
         if bool((count < 0).any()):
             raise IncompatibleInformationError(
                 f"The part holds more data ({part.count.tolist()}) than the whole ({self.count.tolist()}), so it "
                 "cannot be a part of it."
             )
-        return Information(self.score - part.score, self.fisher - part.fisher, fiducial, count)
+        return Information(score, self.fisher - part.fisher, fiducial.to(score), count)
 
     def sum(self, dim: int = 0) -> Information:
         """Merges the sets along one batch dimension into one.
@@ -156,15 +158,21 @@ class Information:
         """
         if not self.batch_shape:
             raise ShapeError("This information belongs to a single set: there is no batch dimension to sum over.")
-        dim = dim % len(self.batch_shape)
+        dims = len(self.batch_shape)
+        if not -dims <= dim < dims:
+            raise ShapeError(f"`dim` is {dim} but the batch shape {tuple(self.batch_shape)} has {dims} dimensions.")
+        dim = dim % dims
         fiducial = self.fiducial
         if fiducial.ndim > 1:
-            fiducial = self.fiducial.select(dim, 0)
-            if not bool((self.fiducial == fiducial.unsqueeze(dim)).all()):
+            informed = ~_is_empty(self)
+            first = informed.to(torch.int8).argmax(dim, keepdim=True).unsqueeze(-1)
+            point = self.fiducial.take_along_dim(first, dim)
+            if bool(((self.fiducial != point).any(-1) & informed).any()):
                 raise IncompatibleInformationError(
                     "The sets have different fiducials, so their scores cannot be summed. Bring them to one point "
                     "with `information.at(point)` first."
                 )
+            fiducial = point.squeeze(dim)
         return Information(self.score.sum(dim), self.fisher.sum(dim), fiducial, self.count.sum(dim))
 
     def at(self, fiducial: Tensor) -> Information:
@@ -204,13 +212,13 @@ class Information:
 
         Example:
             >>> from fishnets.priors import Normal
-            >>> Information.zero(1).posterior(Normal([3.0], [[2.0]])).mean
+            >>> Information.zero(1).posterior(Normal([3.0], [[4.0]])).mean
             tensor([3.], dtype=torch.float64)
         """
         prior_mean, covariance = prior.mean.to(self.score), prior.covariance.to(self.score)
         expect_last_dim("prior.mean", prior_mean, self.num_params)
-        prior_precision = torch.linalg.inv(covariance)
-        precision = self.fisher + 0.5 * (prior_precision + prior_precision.mT)
+        prior_precision = torch.cholesky_inverse(cholesky(covariance, "prior.covariance"))
+        precision = self.fisher + prior_precision
         pull = _matvec(prior_precision, self.fiducial - prior_mean)
         mean = self.fiducial + solve(precision, self.score - pull)
         return Gaussian(mean, precision)

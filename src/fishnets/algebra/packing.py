@@ -72,7 +72,7 @@ def triangle_from_packed(packed: Tensor) -> Tensor:
     rows, cols = lower_indices(num_params, packed.device)
     square = packed.new_zeros((*packed.shape[:-1], num_params * num_params))
     square = square.index_copy(-1, rows * num_params + cols, packed)
-    return square.unflatten(-1, (num_params, num_params))
+    return square.reshape(*packed.shape[:-1], num_params, num_params)
 
 
 def unpack_symmetric(packed: Tensor) -> Tensor:

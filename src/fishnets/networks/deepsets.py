@@ -10,6 +10,7 @@ and a global network that returns the parameters. An empty set aggregates to zer
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -84,7 +85,7 @@ def _softmax_sum(rows: Tensor, temperature: Tensor, sets: Sets) -> Tensor:
 
 def _swish_network(widths: list[int], generator: torch.Generator) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for a, b in zip(widths[:-1], widths[1:], strict=True):
+    for a, b in pairwise(widths):
         linear = nn.utils.skip_init(nn.Linear, a, b)
         with torch.no_grad():
             linear.weight.copy_((2 * torch.rand((b, a), generator=generator) - 1) * (3 / a) ** 0.5)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -14,7 +16,7 @@ from fishnets.networks.ensemble import StackedLinear
 
 __all__ = ["MLP", "MLPBody"]
 
-ACTIVATIONS = {"elu": elu, "swish": silu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"elu": elu, "swish": silu}
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class MLPBody(nn.Module):
         self.activation = ACTIVATIONS[recipe.activation]
         widths = [num_inputs] + [recipe.width] * recipe.depth
         self.layers = nn.ModuleList(
-            StackedLinear(members, a, b, generator) for a, b in zip(widths[:-1], widths[1:], strict=True)
+            StackedLinear(members, a, b, generator) for a, b in pairwise(widths)
         )
 
     def forward(self, x: Tensor) -> Tensor:

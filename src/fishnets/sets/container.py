@@ -67,7 +67,7 @@ def read_container(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[st
         raise FileNotFoundError(f"There is no file {path}.")
     _refuse_pickle(path)
     try:
-        with safetensors.safe_open(path, framework="pt") as stream:  # type: ignore[no-untyped-call]
+        with safetensors.safe_open(path, framework="pt") as stream:
             metadata = stream.metadata() or {}
             tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
     except (safetensors.SafetensorError, OSError, ValueError, RuntimeError) as error:

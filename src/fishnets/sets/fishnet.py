@@ -12,7 +12,7 @@ with the model.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -266,7 +266,9 @@ class Fishnet(nn.Module):
         wide = self.recipe.network.width >= 128
         half = precision == "bfloat16" or (precision == "auto" and where.type == "cuda" and wide)
         use_compile = compile == "on" or (compile == "auto" and where.type == "cuda")
-        networks = torch.compile(self.networks, dynamic=True) if use_compile else self.networks
+        networks: Callable[[Tensor], tuple[Tensor, Tensor]] = self.networks
+        if use_compile:
+            networks = torch.compile(self.networks, dynamic=True)
         history = train(
             self.networks,
             lambda batch: self._losses(batch, networks, half),
@@ -314,7 +316,7 @@ class Fishnet(nn.Module):
         fisher = unpack_symmetric(fisher_packed) / torch.outer(scale, scale)
         return Information(score / scale, fisher, self.fiducial.to(sums.device), count)
 
-    def _losses(self, batch: Batch, networks: nn.Module, half: bool) -> Tensor:
+    def _losses(self, batch: Batch, networks: Callable[[Tensor], tuple[Tensor, Tensor]], half: bool) -> Tensor:
         """Losses in standardised parameters, shape (K, B)."""
         device = batch.sets.device
         context: AbstractContextManager[Any] = (
@@ -341,7 +343,7 @@ class Fishnet(nn.Module):
     ) -> Source:
         seed = self.recipe.seed
         if source_of(data) == "stored":
-            assert isinstance(data, Sets)  # noqa: S101 narrowed by source_of
+            assert isinstance(data, Sets)  # narrowed by source_of
             if theta is None:
                 raise DataError("Stored sets need the parameters they were made with: `model.fit(sets, theta)`.")
             sets = self._expect(data).to(device)

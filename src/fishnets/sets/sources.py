@@ -123,7 +123,9 @@ class StoredSource:
         theta = torch.as_tensor(theta, device=sets.device)
         expect_last_dim("theta", theta, len(prior.mean))
         if theta.ndim != 2 or len(theta) != len(sets):
-            raise ShapeError(f"`theta` has shape {tuple(theta.shape)} but one row per set, ({len(sets)}, p), was expected.")
+            raise ShapeError(
+                f"`theta` has shape {tuple(theta.shape)} but one row per set, ({len(sets)}, p), was expected."
+            )
         _check_support(theta, prior)
         sets.check_finite()
         if len(sets) < 2:
@@ -164,14 +166,15 @@ def _size_range(size: int | Sequence[int]) -> tuple[int, int]:
 
 def _check_support(theta: Tensor, prior: Prior) -> None:
     if not bool(torch.isfinite(theta).all()):
-        bad = (~torch.isfinite(theta)).any(-1)
-        raise SupportError(f"`theta` holds NaN or infinite values in rows {describe_rows(bad.nonzero().flatten().tolist())}.")
+        bad = (~torch.isfinite(theta)).any(-1).nonzero().flatten().tolist()
+        raise SupportError(f"`theta` holds NaN or infinite values in rows {describe_rows(bad)}.")
     outside = torch.isneginf(prior.log_prob(theta)).to(theta.device)
     if bool(outside.any()):
         rows = outside.nonzero().flatten().tolist()
         raise SupportError(
             f"{len(rows)} of {len(theta)} rows of `theta` lie outside the support of the prior {prior}: rows "
-            f"{describe_rows(rows)}; row {rows[0]} is {theta[rows[0]].tolist()}. Widen the prior or leave these sets out."
+            f"{describe_rows(rows)}; row {rows[0]} is {theta[rows[0]].tolist()}. Widen the prior or leave these sets "
+            "out."
         )
 
 

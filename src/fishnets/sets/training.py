@@ -48,7 +48,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.validate_every < 1:
-            raise ConfigError(f"`steps` is {self.steps} and `validate_every` {self.validate_every}; both must be at least 1.")
+            raise ConfigError(
+                f"`steps` is {self.steps} and `validate_every` {self.validate_every}; both must be at least 1."
+            )
         if not self.clip > 0:
             raise ConfigError(f"`clip` is {self.clip} but a positive gradient norm was expected.")
 
@@ -205,7 +207,7 @@ class _Run:
         if (self.device.type == "cpu" or history.num_steps % 20 == 0) and not bool(torch.isfinite(loss).all()):
             self.fail(loss, batch)
         self.optimizer.zero_grad(set_to_none=True)
-        loss.sum().backward()  # type: ignore[no-untyped-call]
+        loss.sum().backward()
         self.clip()
         self.optimizer.step()
         self.loss_sum += loss.detach()
@@ -232,9 +234,9 @@ class _Run:
         except NonFiniteError as error:
             cause = f"The data of that step are at fault: {error}"
         raise NonFiniteLossError(
-            f"The loss is {loss[members[0]].item()} at step {self.history.num_steps} (member {members[0]}, {len(members)} "
-            f"of {self.members}). Training has stopped; the model keeps the weights of its lowest validation loss "
-            f"(step {self.history.best_step[members[0]]}). {cause}"
+            f"The loss is {loss[members[0]].item()} at step {self.history.num_steps} (member {members[0]}, "
+            f"{len(members)} of {self.members}). Training has stopped; the model keeps the weights of its lowest "
+            f"validation loss (step {self.history.best_step[members[0]]}). {cause}"
         )
 
     @torch.no_grad()
@@ -269,7 +271,7 @@ class _Run:
             parameter.copy_(self.best[name])
 
     def store(self, path: Path) -> None:
-        tensors = {f"weight.{name}": p for name, p in self.parameters.items()}
+        tensors: dict[str, Tensor] = {f"weight.{name}": p for name, p in self.parameters.items()}
         tensors |= {f"best.{name}": p for name, p in self.best.items()}
         for name, parameter in self.parameters.items():
             for key, value in self.optimizer.state.get(parameter, {}).items():
@@ -335,7 +337,9 @@ def _signals() -> Iterator[list[int]]:
 
 def _leave(number: int, checkpoint: Path | None, step: int) -> None:
     """Passes an interruption on once everything is stored."""
-    kept = f"run the same command to resume from {checkpoint}" if checkpoint else "give `checkpoint=` to be able to resume"
+    kept = "give `checkpoint=` to be able to resume"
+    if checkpoint:
+        kept = f"run the same command to resume from {checkpoint}"
     print(f"Training interrupted after step {step}; the best weights are in the model; {kept}.", file=sys.stderr)
     if number == signal.SIGTERM:
         raise SystemExit(128 + number)

@@ -83,8 +83,10 @@ class LinearRegression:
             B sets.
         """
         expect_last_dim("theta", theta, 2)
-        if size.shape != theta.shape[:1]:
-            raise ShapeError(f"`size` has shape {tuple(size.shape)} but one size per row of theta, ({len(theta)},), was expected.")
+        if theta.ndim != 2 or size.shape != theta.shape[:1]:
+            raise ShapeError(
+                f"`theta` has shape {tuple(theta.shape)} and `size` {tuple(size.shape)} but (B, 2) and (B,) were expected."
+            )
         offsets = torch.cat([size.new_zeros(1), size.cumsum(0)])
         num_data = int(offsets[-1])
         x = _uniform(num_data, self.x_range, theta, generator)
@@ -94,6 +96,8 @@ class LinearRegression:
 
     def like(self, sets: Sets, theta: Tensor, generator: torch.Generator | None = None) -> Sets:
         """Draws new responses y at each row's own x and sigma, for parameters ``theta`` (B, 2)."""
+        if theta.shape != (len(sets), 2):
+            raise ShapeError(f"`theta` has shape {tuple(theta.shape)} but ({len(sets)}, 2), a row per set, was expected.")
         _, x, sigma = self.columns(sets.values)
         return Sets(self._observe(theta[sets.index], x, sigma, generator), sets.offsets)
 
@@ -117,7 +121,7 @@ class LinearRegression:
         point = torch.zeros(2, dtype=torch.float64) if fiducial is None else fiducial
         point = point.to(device=sets.device, dtype=torch.float64)
         score, fisher_packed = self.sites(sets.values, point)
-        fisher = segment_sum(fisher_packed, sets.offsets)[:, [0, 1, 1, 2]].unflatten(-1, (2, 2))
+        fisher = segment_sum(fisher_packed, sets.offsets)[:, [0, 1, 1, 2]].reshape(-1, 2, 2)
         return Information(segment_sum(score, sets.offsets), fisher, point, sets.sizes)
 
     def posterior(self, sets: Sets, prior: MomentPrior | None = None) -> Gaussian:

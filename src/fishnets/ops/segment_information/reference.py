@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fishnets.algebra.cholesky import factor_width, fisher_packed_from_raw
-from fishnets.errors import expect_last_dim
+from fishnets.errors import DataError, describe_rows, expect_last_dim
 
 __all__ = ["segment_information", "segment_sum"]
 
@@ -77,17 +77,19 @@ def segment_sum(rows: Tensor, ptr: Tensor) -> Tensor:
     if num_rows == 0 or num_groups == 0:
         return rows.new_zeros((*rows.shape[:-2], num_groups, rows.shape[-1])) + 0 * rows.sum()
     sizes = ptr.diff()
-    longest = int(sizes.max())
+    first, last, shortest, longest = torch.stack([ptr[0], ptr[-1], sizes.min(), sizes.max()]).tolist()
+    if first != 0 or last != num_rows or shortest < 0:  # torch.segment_reduce would read beyond the rows
+        raise DataError(f"`ptr` must rise from 0 to the number of rows, {num_rows}, but it is {describe_rows(ptr.tolist())}.")
     if longest * num_groups == num_rows:
-        return rows.unflatten(-2, (num_groups, longest)).sum(-2)
+        return rows.reshape(*rows.shape[:-2], num_groups, longest, rows.shape[-1]).sum(-2)
     flat = rows.movedim(-2, 0).flatten(1)
     block = max(32, math.isqrt(longest))
     if longest > 4 * block:
         blocks = (sizes + block - 1).div(block, rounding_mode="floor")
-        flat = _Sum.apply(flat, _split(ptr, blocks, block))
+        flat = _sum(flat, _split(ptr, blocks, block))
         ptr = torch.cat([ptr[:1], blocks.cumsum(0)])
-    total = _Sum.apply(flat, ptr)
-    return total.unflatten(1, (*rows.shape[:-2], rows.shape[-1])).movedim(0, -2)
+    total = _sum(flat, ptr)
+    return total.reshape(num_groups, *rows.shape[:-2], rows.shape[-1]).movedim(0, -2)
 
 
 def _split(ptr: Tensor, blocks: Tensor, block: int) -> Tensor:
@@ -96,6 +98,11 @@ def _split(ptr: Tensor, blocks: Tensor, block: int) -> Tensor:
     group = torch.repeat_interleave(torch.arange(len(blocks), device=ptr.device), blocks)
     within = torch.arange(len(group), device=ptr.device) - first[group]
     return torch.cat([ptr[group] + within * block, ptr[-1:]])
+
+
+def _sum(rows: Tensor, ptr: Tensor) -> Tensor:
+    total: Tensor = _Sum.apply(rows, ptr)  # type: ignore[no-untyped-call]
+    return total
 
 
 class _Sum(torch.autograd.Function):
@@ -108,6 +115,6 @@ class _Sum(torch.autograd.Function):
         return torch.segment_reduce(rows.contiguous(), "sum", offsets=ptr, axis=0, initial=0)
 
     @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:
         (ptr,) = ctx.saved_tensors  # type: ignore[attr-defined]
         return torch.repeat_interleave(grad, ptr.diff(), dim=0, output_size=ctx.num_rows), None  # type: ignore[attr-defined]

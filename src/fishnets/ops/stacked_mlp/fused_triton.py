@@ -50,7 +50,7 @@ def _slope(h):
 
 
 @triton.jit
-def _forward_kernel(
+def _streamed_kernel(
     inputs,  # descriptor of u, (rows, P) bfloat16, block (BLOCK, P)
     first,  # descriptor of V1, (K P, H) bfloat16, block (P, H)
     second,  # descriptor of W2, (K H, H) bfloat16, block (H, CHUNK)
@@ -94,6 +94,78 @@ def _forward_kernel(
     position = row + tl.arange(0, BLOCK)
     offset = (network.to(tl.int64) * num_rows + position[:, None]) * num_outputs + column[None, :]
     tl.store(out + offset, y, mask=(position[:, None] < num_rows) & (column[None, :] < num_outputs))
+
+
+@triton.jit
+def _second_kernel(
+    inputs,  # descriptor of u, (rows, P) bfloat16, block (BLOCK, P)
+    first,  # descriptor of V1, (K P, H) bfloat16, block (P, H)
+    second,  # descriptor of W2, (K H, H) bfloat16, block (H, H / 2)
+    second_bias,  # (K, H) float32
+    hidden2,  # descriptor of h2, (K rows, H) bfloat16, block (BLOCK, H / 2)
+    rows,
+    parts,
+    H: tl.constexpr,
+    P: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """h2 for one part of the rows, all of W2 staying in shared memory."""
+    HALF: tl.constexpr = H // 2
+    part = tl.program_id(0) % parts
+    network = tl.program_id(0) // parts
+    tiles = rows // BLOCK
+    v1 = first.load([network * P, 0])
+    w2_left = second.load([network * H, 0])
+    w2_right = second.load([network * H, HALF])
+    b2_left = tl.load(second_bias + network * H + tl.arange(0, HALF))[None, :]
+    b2_right = tl.load(second_bias + network * H + HALF + tl.arange(0, HALF))[None, :]
+    for tile in tl.range(part * tiles // parts, (part + 1) * tiles // parts, num_stages=STAGES):
+        row = network * rows + tile * BLOCK
+        h1 = _elu(tl.dot(inputs.load([tile * BLOCK, 0]), v1)).to(tl.bfloat16)
+        hidden2.store([row, 0], _elu(tl.dot(h1, w2_left) + b2_left).to(tl.bfloat16))
+        hidden2.store([row, HALF], _elu(tl.dot(h1, w2_right) + b2_right).to(tl.bfloat16))
+
+
+@triton.jit
+def _third_kernel(
+    hidden2,  # descriptor of h2, (K rows, H) bfloat16, block (BLOCK, H)
+    third,  # descriptor of W3, (K H, H) bfloat16, block (H, H / 2)
+    last,  # descriptor of W4, (K H, O) bfloat16, block (H / 2, O)
+    third_bias,  # (K, H) float32
+    hidden3,  # descriptor of h3, (K rows, H) bfloat16, block (BLOCK, H / 2)
+    out_halves,  # (2, K, num_rows, num_outputs) float32: what each half of the units adds to the output
+    rows,
+    num_rows,
+    num_outputs,
+    num_networks,
+    parts,
+    H: tl.constexpr,
+    OUT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+    SAVE: tl.constexpr,
+):
+    """One half of the units of h3 for one part of the rows, units in rows, data in columns."""
+    HALF: tl.constexpr = H // 2
+    half = tl.program_id(0) % 2  # the two halves run side by side and share their reads in L2
+    part = tl.program_id(0) // 2 % parts
+    network = tl.program_id(0) // (2 * parts)
+    tiles = rows // BLOCK
+    w3 = tl.trans(third.load([network * H, half * HALF]))
+    w4 = last.load([network * H + half * HALF, 0])
+    b3 = tl.load(third_bias + network * H + half * HALF + tl.arange(0, HALF))[:, None]
+    column = tl.arange(0, OUT)
+    for tile in tl.range(part * tiles // parts, (part + 1) * tiles // parts, num_stages=STAGES):
+        row = network * rows + tile * BLOCK
+        h3 = tl.trans(_elu(tl.dot(w3, tl.trans(hidden2.load([row, 0]))) + b3).to(tl.bfloat16))
+        if SAVE:
+            hidden3.store([row, half * HALF], h3)
+        y = tl.dot(h3, w4)
+        position = tile * BLOCK + tl.arange(0, BLOCK)
+        first_row = (half * num_networks + network).to(tl.int64) * num_rows
+        offset = (first_row + position[:, None]) * num_outputs + column[None, :]
+        tl.store(out_halves + offset, y, mask=(position[:, None] < num_rows) & (column[None, :] < num_outputs))
 
 
 @triton.jit
@@ -214,19 +286,21 @@ class Launch:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """The three launches. Part of the numerical result: row tiles fix the order of the sums, so nothing is tuned at
-    run time."""
+    """The launches of a step. Part of the numerical result: row tiles fix the order of the sums, so nothing is tuned
+    at run time. With ``streamed``, one kernel that streams its weights replaces ``second`` and ``third``."""
 
-    forward: Launch
+    second: Launch
+    third: Launch
     upper: Launch
     lower: Launch
+    streamed: Launch | None = None
 
 
 def default_plan(width: int) -> LaunchPlan:
     """The plan for hidden layers of ``width`` units."""
     if width < 256:
-        return LaunchPlan(Launch(64, 4, 2, chunk=32), Launch(64, 4, 2), Launch(64, 4, 2))
-    return LaunchPlan(Launch(128, 8, 2, chunk=64), Launch(64, 8, 3), Launch(64, 8, 3))
+        return LaunchPlan(Launch(64, 4, 3), Launch(64, 4, 3), Launch(64, 4, 3), Launch(64, 4, 3))
+    return LaunchPlan(Launch(128, 8, 3), Launch(64, 8, 3), Launch(64, 8, 3), Launch(64, 8, 3))
 
 
 @dataclass(frozen=True)
@@ -280,20 +354,20 @@ def _round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-def _num_parts(num_networks: int, tiles: int, device: torch.device) -> int:
-    """Parts of a sum over rows such that the programs, two per network and part, fill every multiprocessor equally."""
+def _num_parts(programs: int, tiles: int, device: torch.device) -> int:
+    """Parts to cut the rows into, ``programs`` to a part, such that every multiprocessor gets as many programs."""
     units = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
-    return min(tiles, units // math.gcd(units, 2 * num_networks))
+    return min(tiles, units // math.gcd(units, programs))
 
 
-def launch_forward(
+def launch_streamed(
     operands: _Operands, biases: Sequence[Tensor], out: Tensor, hidden: Sequence[Tensor], launch: Launch
 ) -> None:
-    """Fills ``out`` (K, n, o) and, unless ``hidden`` is empty, h2 and h3 (K, rows, H)."""
+    """Fills ``out`` (K, n, o) and, unless ``hidden`` is empty, h2 and h3 (K, rows, H), in one kernel."""
     (rows, first_width), (num_networks, width, _) = operands.u.shape, operands.w2.shape
     block, chunk = launch.rows, launch.chunk
     h2, h3 = hidden or (operands.w2, operands.w2)  # never written when there is nothing to save
-    _forward_kernel[(num_networks * (rows // block),)](
+    _streamed_kernel[(num_networks * (rows // block),)](
         _describe(operands.u, (block, first_width)),
         _describe(operands.v1, (first_width, width)),
         _describe(operands.w2, (width, chunk)),
@@ -318,12 +392,66 @@ def launch_forward(
     )
 
 
+def launch_second(operands: _Operands, bias: Tensor, launch: Launch) -> Tensor:
+    """h2 (K, rows, H)."""
+    (rows, first_width), (num_networks, width, _) = operands.u.shape, operands.w2.shape
+    parts = _num_parts(num_networks, rows // launch.rows, bias.device)
+    h2 = operands.u.new_empty((num_networks, rows, width))
+    _second_kernel[(num_networks * parts,)](
+        _describe(operands.u, (launch.rows, first_width)),
+        _describe(operands.v1, (first_width, width)),
+        _describe(operands.w2, (width, width // 2)),
+        bias,
+        _describe(h2, (launch.rows, width // 2)),
+        rows,
+        parts,
+        H=width,
+        P=first_width,
+        BLOCK=launch.rows,
+        STAGES=launch.stages,
+        num_warps=launch.warps,
+        num_stages=launch.stages,
+    )
+    return h2
+
+
+def launch_third(
+    operands: _Operands, h2: Tensor, bias: Tensor, last_bias: Tensor, num_rows: int, save: bool, launch: Launch
+) -> tuple[Tensor, Tensor | None]:
+    """The output (K, n, o) and, if it is to be saved, h3 (K, rows, H)."""
+    num_networks, rows, width = h2.shape
+    parts = _num_parts(2 * num_networks, rows // launch.rows, h2.device)
+    h3 = torch.empty_like(h2) if save else None
+    halves = last_bias.new_empty((2, num_networks, num_rows, last_bias.shape[1]))
+    _third_kernel[(2 * num_networks * parts,)](
+        _describe(h2, (launch.rows, width)),
+        _describe(operands.w3, (width, width // 2)),
+        _describe(operands.w4, (width // 2, MAX_OUTPUTS)),
+        bias,
+        _describe(h2 if h3 is None else h3, (launch.rows, width // 2)),
+        halves,
+        rows,
+        num_rows,
+        last_bias.shape[1],
+        num_networks,
+        parts,
+        H=width,
+        OUT=MAX_OUTPUTS,
+        BLOCK=launch.rows,
+        STAGES=launch.stages,
+        SAVE=save,
+        num_warps=launch.warps,
+        num_stages=launch.stages,
+    )
+    return halves[0].add_(halves[1]).add_(last_bias[:, None]), h3
+
+
 def launch_upper(
     operands: _Operands, g: Tensor, h3: Tensor, h2: Tensor, launch: Launch
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """delta2 (K, rows, H) and the gradients of W3 (K, H, H), b3 (K, H) and the padded W4 (K, H, O)."""
     num_networks, rows, width = h2.shape
-    parts = _num_parts(num_networks, rows // launch.rows, g.device)
+    parts = _num_parts(2 * num_networks, rows // launch.rows, g.device)
     d2 = torch.empty_like(h2)
     third = g.new_empty((num_networks, parts, width, width), dtype=torch.float32)
     last = g.new_empty((num_networks, parts, width, MAX_OUTPUTS), dtype=torch.float32)
@@ -354,7 +482,7 @@ def launch_upper(
 def launch_lower(operands: _Operands, d2: Tensor, launch: Launch) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of W2 (K, H, H), of V1 transposed (K, H, P), and the sums of delta2^T u (K, H, P)."""
     (num_networks, rows, width), first_width = d2.shape, operands.u.shape[1]
-    parts = _num_parts(num_networks, rows // launch.rows, d2.device)
+    parts = _num_parts(2 * num_networks, rows // launch.rows, d2.device)
     second = d2.new_empty((num_networks, parts, width, width), dtype=torch.float32)
     first = d2.new_empty((num_networks, parts, width, first_width), dtype=torch.float32)
     bias = torch.empty_like(first)
@@ -392,11 +520,17 @@ class _StackedMLP(torch.autograd.Function):
             w3.to(torch.bfloat16).contiguous(),
             _pad_last(w4, width),
         )
-        out = x.new_empty((num_networks, len(x), w4.shape[2]))
-        shape = (num_networks, len(operands.u), width)
-        hidden = [x.new_empty(shape, dtype=torch.bfloat16) for _ in range(2)] if save else []
-        last_bias = torch.nn.functional.pad(b4, (0, MAX_OUTPUTS - b4.shape[1]))
-        launch_forward(operands, (b2.contiguous(), b3.contiguous(), last_bias), out, hidden, plan.forward)
+        b2, b3, b4 = b2.contiguous(), b3.contiguous(), b4.contiguous()
+        if plan.streamed is None:
+            h2 = launch_second(operands, b2, plan.second)
+            out, h3 = launch_third(operands, h2, b3, b4, len(x), save, plan.third)
+            hidden = [h2, h3] if h3 is not None else []
+        else:
+            out = x.new_empty((num_networks, len(x), w4.shape[2]))
+            shape = (num_networks, len(operands.u), width)
+            hidden = [x.new_empty(shape, dtype=torch.bfloat16) for _ in range(2)] if save else []
+            last_bias = torch.nn.functional.pad(b4, (0, MAX_OUTPUTS - b4.shape[1]))
+            launch_streamed(operands, (b2, b3, last_bias), out, hidden, plan.streamed)
         ctx.save_for_backward(operands.u, operands.v1, operands.w2, operands.w3, operands.w4, *hidden)
         ctx.plan, ctx.num_inputs = plan, x.shape[1]
         return out

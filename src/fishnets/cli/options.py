@@ -1,0 +1,40 @@
+"""Options that mean the same in every verb."""
+
+from __future__ import annotations
+
+import os
+import sys
+from enum import StrEnum
+
+import torch
+from rich.console import Console
+
+from fishnets.errors import BackendUnavailableError
+
+__all__ = ["Device", "command_line", "resolve_device", "say"]
+
+
+class Device(StrEnum):
+    """Where to compute."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+def resolve_device(device: Device) -> str:
+    """The device to use; asking for a GPU that is not there is an error."""
+    available = torch.cuda.is_available()
+    if device is Device.cuda and not available:
+        raise BackendUnavailableError("--device cuda was asked for but torch sees no GPU; use --device cpu.")
+    return "cuda" if available and device is not Device.cpu else "cpu"
+
+
+def command_line() -> str:
+    """The command as typed, for the record."""
+    return " ".join([os.path.basename(sys.argv[0]), *sys.argv[1:]])
+
+
+def say(message: str) -> None:
+    """A message to the person watching, on stderr."""
+    Console(stderr=True, soft_wrap=True).print(message, markup=False, highlight=False)

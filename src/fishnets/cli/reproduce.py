@@ -1,0 +1,75 @@
+"""``fishnets reproduce``: an experiment of the paper, beside its exact answer."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fishnets.cli.options import Device, command_line, resolve_device, say
+from fishnets.errors import ConfigError, MissingExtraError
+from fishnets.experiments import EXPERIMENTS
+from fishnets.experiments.records import Record, hardware_name, refuse_overwrite, versions, write_record
+from fishnets.experiments.report import comparison_table, draw
+
+__all__ = ["reproduce"]
+
+
+class Preset(StrEnum):
+    """How much to compute."""
+
+    smoke = "smoke"
+    quick = "quick"
+    paper = "paper"
+
+
+class Protocol(StrEnum):
+    """The careful way, or the paper's as its code ran it."""
+
+    clean = "clean"
+    published = "published"
+
+
+def reproduce(
+    name: Annotated[str, typer.Argument(help=f"One of: {', '.join(EXPERIMENTS)}.")],
+    preset: Annotated[Preset, typer.Option(help="smoke: seconds; quick: CPU minutes; paper: a GPU.")] = Preset.quick,
+    protocol: Annotated[
+        Protocol, typer.Option(help="clean: the careful way; published: as the paper's code ran it.")
+    ] = Protocol.clean,
+    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
+    out: Annotated[Path, typer.Option(help="Folder of the records.")] = Path("results"),
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    overwrite: Annotated[bool, typer.Option(help="Replace an earlier record.")] = False,
+    dry_run: Annotated[bool, typer.Option(help="Print the config and do nothing.")] = False,
+) -> None:
+    """Run an experiment of the paper and record it.
+
+    Example:  fishnets reproduce linear-scaling --preset quick
+
+    An interrupted run continues from its checkpoints when the same command is given again.
+    """
+    if name not in EXPERIMENTS:
+        raise ConfigError(f'There is no experiment "{name}"; the experiments are: {", ".join(EXPERIMENTS)}.')
+    where = resolve_device(device)
+    experiment = EXPERIMENTS[name]
+    config = experiment.config_for(preset.value, protocol.value, seed, where)
+    if dry_run:
+        print(json.dumps(config.to_dict(), indent=1))
+        return
+    hardware = hardware_name(where)
+    refuse_overwrite(out / name / f"{preset}-{protocol}-{hardware}.json", overwrite)
+    result = experiment.run(config, out / name / "checkpoints")
+    record = Record(
+        name, preset, protocol, command_line(), config.to_dict(), [seed], versions(), hardware, result.seconds,
+        result.metrics,
+    )
+    path = write_record(record, out, overwrite)
+    print(comparison_table({f"{preset} {protocol}": result.metrics}, list(result.metrics)))
+    try:
+        draw(result.trained, config.test_sizes[-1], path.with_suffix(""))
+    except MissingExtraError as error:
+        say(f"No figures: {error}")
+    say(f"Recorded in {path}.")

@@ -269,7 +269,8 @@ class Sets:
                 high = max(low, high)
                 bounds = self.offsets[low : high + 1]
                 first = int(bounds[0])
-                return Sets(self.values[first : int(bounds[-1])], bounds - first, self._dropped[low:high])
+                dropped = None if self.dropped is None else self.dropped[low:high]
+                return Sets(self.values[first : int(bounds[-1])], bounds - first, dropped)
             key = torch.arange(low, high, step, device=self.device)
         elif isinstance(key, int | np.integer) or (isinstance(key, Tensor) and key.ndim == 0):
             key = int(key)
@@ -280,7 +281,7 @@ class Sets:
         offsets = _offsets_from_sizes(sizes)
         shift = torch.repeat_interleave(self.offsets[:-1][key] - offsets[:-1], sizes)
         values = self.values[shift + torch.arange(len(shift), device=self.device)]
-        return Sets(values, offsets, self._dropped[key])
+        return Sets(values, offsets, None if self.dropped is None else self.dropped[key])
 
     def to_list(self) -> list[Tensor]:
         """The rows of each set, views of shape (n_i, num_features)."""

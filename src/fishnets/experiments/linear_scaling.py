@@ -253,7 +253,7 @@ def _train(
         return model, model.fit(simulator, size=candidate.size, **common)
     sets, theta = _stored(simulator, candidate, config)
     # the published code has no validation split and keeps the last weights
-    history = model.fit(sets, theta, validation_fraction=0.0, keep_best=False, validate_every=200, **common)
+    history = model.fit(sets, theta, validation_fraction=0.0, keep_best=False, validate_every=1000, **common)
     return model, history
 
 

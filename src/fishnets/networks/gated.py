@@ -58,6 +58,9 @@ class GatedBody(nn.Module):
         self.leaves = nn.ModuleList(
             StackedLinear(members, inner, recipe.width, generator) for _ in range(recipe.depth)
         )
+        with torch.no_grad():
+            for leave in self.leaves:  # products of products would grow doubly exponentially with depth
+                leave.weight.mul_(0.1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Applies the blocks one after another."""

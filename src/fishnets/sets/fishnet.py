@@ -11,6 +11,7 @@ with the model.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -216,7 +217,7 @@ class Fishnet(nn.Module):
         validation_fraction: float = 0.1,
         validate_every: int | None = None,
         patience: int | None = 20,
-        clip: float = 5.0,
+        clip: float = 1.0,
         keep_best: bool = True,
         precision: Literal["auto", "float32", "bfloat16"] = "auto",
         compile: Literal["auto", "on", "off"] = "auto",  # noqa: A002 the name torch uses
@@ -235,7 +236,8 @@ class Fishnet(nn.Module):
             learning_rate: Peak of a cosine schedule with a warm-up, or stairs ``[(steps, rate), ...]``.
             num_validation: With a simulator, number of validation sets.
             validation_fraction: With stored sets, the share held out for validation.
-            validate_every: Steps between looks at the validation loss; a hundredth of ``steps`` by default.
+            validate_every: Steps between looks at the validation loss; by default a hundredth of ``steps``, or more
+                where looking would take over a tenth of the time.
             patience: Stop after this many looks without improvement of any member; None never stops early.
             clip: Largest gradient norm of a member; how often it acted is in the history.
             keep_best: End with each member's best weights on validation data, not its last.
@@ -257,7 +259,7 @@ class Fishnet(nn.Module):
         settings = Settings(
             steps=steps,
             learning_rate=learning_rate,
-            validate_every=validate_every or max(1, steps // 100),
+            validate_every=validate_every or _validation_interval(steps, source, batch_data),
             patience=patience,
             clip=clip,
             keep_best=keep_best,
@@ -375,6 +377,11 @@ def _check_prior(prior: Prior) -> None:
             f"The prior {prior!r} lacks {', '.join(missing)}; give `fishnets.priors.Normal`, `fishnets.priors.Box` or "
             "an object with `sample`, `log_prob`, `mean` and `covariance`."
         )
+
+
+def _validation_interval(steps: int, source: Source, batch_data: int) -> int:
+    """Steps between looks at the validation sets; a row costs a third of what it costs in a training step."""
+    return max(1, steps // 100, math.ceil(3 * source.validation.sets.num_data / batch_data))
 
 
 def _device_of(data: Any, default: torch.device) -> torch.device:

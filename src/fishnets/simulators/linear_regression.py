@@ -85,7 +85,8 @@ class LinearRegression:
         expect_last_dim("theta", theta, 2)
         if theta.ndim != 2 or size.shape != theta.shape[:1]:
             raise ShapeError(
-                f"`theta` has shape {tuple(theta.shape)} and `size` {tuple(size.shape)} but (B, 2) and (B,) were expected."
+                f"`theta` has shape {tuple(theta.shape)} and `size` {tuple(size.shape)} but (B, 2) and (B,) were "
+                "expected."
             )
         offsets = torch.cat([size.new_zeros(1), size.cumsum(0)])
         num_data = int(offsets[-1])
@@ -97,7 +98,9 @@ class LinearRegression:
     def like(self, sets: Sets, theta: Tensor, generator: torch.Generator | None = None) -> Sets:
         """Draws new responses y at each row's own x and sigma, for parameters ``theta`` (B, 2)."""
         if theta.shape != (len(sets), 2):
-            raise ShapeError(f"`theta` has shape {tuple(theta.shape)} but ({len(sets)}, 2), a row per set, was expected.")
+            raise ShapeError(
+                f"`theta` has shape {tuple(theta.shape)} but one row per set, ({len(sets)}, 2), was expected."
+            )
         _, x, sigma = self.columns(sets.values)
         return Sets(self._observe(theta[sets.index], x, sigma, generator), sets.offsets)
 

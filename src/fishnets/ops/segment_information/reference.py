@@ -79,7 +79,9 @@ def segment_sum(rows: Tensor, ptr: Tensor) -> Tensor:
     sizes = ptr.diff()
     first, last, shortest, longest = torch.stack([ptr[0], ptr[-1], sizes.min(), sizes.max()]).tolist()
     if first != 0 or last != num_rows or shortest < 0:  # torch.segment_reduce would read beyond the rows
-        raise DataError(f"`ptr` must rise from 0 to the number of rows, {num_rows}, but it is {describe_rows(ptr.tolist())}.")
+        raise DataError(
+            f"`ptr` must rise from 0 to the number of rows, {num_rows}, but it is {describe_rows(ptr.tolist())}."
+        )
     if longest * num_groups == num_rows:
         return rows.reshape(*rows.shape[:-2], num_groups, longest, rows.shape[-1]).sum(-2)
     flat = rows.movedim(-2, 0).flatten(1)

@@ -22,7 +22,7 @@ __all__ = [
 PROPERTY = settings(
     deadline=None,
     derandomize=True,
-    max_examples=20,
+    max_examples=40,
     database=None,
     # the fixtures used here (device, dtype, close) hold no state that one example could leave to the next
     suppress_health_check=[HealthCheck.function_scoped_fixture],

@@ -59,8 +59,8 @@ class GatedBody(nn.Module):
             StackedLinear(members, inner, recipe.width, generator) for _ in range(recipe.depth)
         )
         with torch.no_grad():
-            for leave in self.leaves:  # products of products would grow doubly exponentially with depth
-                leave.weight.mul_(0.1)
+            for parameter in self.leaves.parameters():  # else products of products explode from four blocks on
+                parameter.mul_(0.1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Applies the blocks one after another."""

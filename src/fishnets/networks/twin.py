@@ -13,13 +13,15 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from fishnets.algebra.cholesky import factor_width, inverse_softplus
 from fishnets.algebra.packing import diagonal_positions
 from fishnets.errors import ConfigError
 from fishnets.networks.ensemble import StackedLinear
 from fishnets.networks.gated import Gated
-from fishnets.networks.mlp import MLP
+from fishnets.networks.mlp import MLP, MLPBody
+from fishnets.ops.stacked_mlp import stacked_mlp, stacked_mlp_backend
 
 __all__ = ["NetworkRecipe", "TwinNetwork", "network_from_dict", "network_to_dict"]
 
@@ -70,12 +72,53 @@ class TwinNetwork(nn.Module):
         self.factor_body = None if shared else recipe.build(num_features, members, generator)
         self.factor_head = StackedLinear(members, recipe.width, factor_width(factor, num_params), generator)
 
-    def forward(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Maps standardised rows (n, d) to scores (K, n, p) and raw factor entries (K, n, w)."""
+    def forward(self, values: Tensor, half: bool = False) -> tuple[Tensor, Tensor]:
+        """Evaluates every member on shared rows.
+
+        Args:
+            values: Standardised rows, shape (n, d).
+            half: Multiply in bfloat16, fused into few kernels where device and shapes allow; the outputs are float32.
+
+        Returns:
+            Scores, shape (K, n, p), and raw factor entries, shape (K, n, w).
+        """
+        if not half:
+            return self._plain(values)
+        if self.fuses(values.device):
+            return self._fused(values)
+        with torch.autocast(values.device.type, dtype=torch.bfloat16):
+            score, raw_factor = self._plain(values)
+        return score.float(), raw_factor.float()
+
+    def _plain(self, values: Tensor) -> tuple[Tensor, Tensor]:
         x = values.unsqueeze(0)
         hidden = self.score_body(x)
         score = self.score_head(hidden)
         return score, self.factor_head(hidden if self.factor_body is None else self.factor_body(x))
+
+    def fuses(self, device: torch.device) -> bool:
+        """Whether bfloat16 evaluation on this device runs as fused kernels."""
+        if not isinstance(self.score_body, MLPBody) or not isinstance(self.factor_body, MLPBody):
+            return False
+        weights, biases = self._stacked()
+        rows = torch.empty((1, weights[0].shape[1]), device=device)
+        return stacked_mlp_backend(rows, weights, biases, self.score_body.name)[0] == "fused"
+
+    def _fused(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        weights, biases = self._stacked()
+        assert isinstance(self.score_body, MLPBody)
+        score, raw_factor = stacked_mlp(values, weights, biases, self.score_body.name, "fused").chunk(2)
+        return score[..., : self.num_params], raw_factor[..., : factor_width(self.factor, self.num_params)]
+
+    def _stacked(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Score and factor networks as 2K networks of one shape; the shorter heads are padded with zeros."""
+        assert isinstance(self.score_body, MLPBody)
+        assert isinstance(self.factor_body, MLPBody)
+        scores = [*self.score_body.layers, self.score_head]
+        factors = [*self.factor_body.layers, self.factor_head]
+        pairs = list(zip(scores, factors, strict=True))
+        weights = [_cat_padded(a.weight, b.weight) for a, b in pairs]
+        return weights, [_cat_padded(a.bias, b.bias).squeeze(1) for a, b in pairs]
 
     @torch.no_grad()
     def scale_to(self, set_size: float) -> None:
@@ -88,6 +131,12 @@ class TwinNetwork(nn.Module):
         elif self.factor == "diagonal":
             self.factor_head.bias.fill_(inverse_softplus(1 / math.sqrt(set_size)))
         self.set_size = set_size
+
+
+def _cat_padded(a: Tensor, b: Tensor) -> Tensor:
+    """Joins (K, i, o) and (K, i, q) into (2K, i, max(o, q))."""
+    width = max(a.shape[-1], b.shape[-1])
+    return torch.cat([pad(a, (0, width - a.shape[-1])), pad(b, (0, width - b.shape[-1]))])
 
 
 def network_to_dict(recipe: NetworkRecipe) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -267,7 +266,8 @@ class Fishnet(nn.Module):
         )
         wide = self.recipe.network.width >= 128
         half = precision == "bfloat16" or (precision == "auto" and where.type == "cuda" and wide)
-        use_compile = compile == "on" or (compile == "auto" and where.type == "cuda")
+        fused = half and self.networks.fuses(where)
+        use_compile = compile == "on" or (compile == "auto" and where.type == "cuda" and not fused)
         networks: Callable[[Tensor], tuple[Tensor, Tensor]] = self.networks
         if use_compile:
             networks = torch.compile(self.networks, dynamic=True)
@@ -320,12 +320,7 @@ class Fishnet(nn.Module):
 
     def _losses(self, batch: Batch, networks: Callable[[Tensor], tuple[Tensor, Tensor]], half: bool) -> Tensor:
         """Losses in standardised parameters, shape (K, B)."""
-        device = batch.sets.device
-        context: AbstractContextManager[Any] = (
-            torch.autocast(device.type, dtype=torch.bfloat16) if half else nullcontext()
-        )
-        with context:
-            score, raw_factor = networks(self._standardised(batch.sets.values))
+        score, raw_factor = networks(self._standardised(batch.sets.values), half)
         score, fisher_packed = segment_information(
             score, raw_factor, batch.sets.offsets, self.recipe.factor, torch.float32
         )

@@ -75,16 +75,12 @@ class SimulatorSource:
     ) -> SimulatorSource:
         """Checks the settings, tries the simulator once and draws the validation sets."""
         low, high = _size_range(size)
+        _expect_positive(batch_data=batch_data, num_validation=num_validation)
         theta = prior.sample(num_validation, generator).to(torch.float32)
         spread = torch.linspace(math.log(low), math.log(high), num_validation).exp().round().long()
-        sets = simulator(theta, spread.to(theta.device), generator)
-        if not isinstance(sets, Sets):
-            raise DataError(f"The simulator returned a {type(sets).__name__} but `fishnets.Sets` was expected.")
-        if len(sets) != len(theta):
-            raise ShapeError(f"The simulator returned {len(sets)} sets for {len(theta)} rows of theta.")
-        expect_last_dim("simulated values", sets.values, num_features, "That is the model's `num_features`.")
+        sets = _simulate(simulator, theta, spread.to(theta.device), generator, num_features)
         digest = f"simulator size={low}-{high} batch_data={batch_data} validation={num_validation}"
-        validation = Batch(sets.check_finite().to(dtype=torch.float32), theta)
+        validation = Batch(sets.check_finite(), theta)
         return SimulatorSource(simulator, prior, (low, high), batch_data, validation, seed, digest)
 
     @property
@@ -102,7 +98,8 @@ class SimulatorSource:
         num_sets = max(1, self.batch_data // size)
         theta = self.prior.sample(num_sets, generator).to(torch.float32)
         sizes = torch.full((num_sets,), size, dtype=torch.int64, device=theta.device)
-        return Batch(self.simulator(theta, sizes, generator).to(dtype=torch.float32), theta)
+        num_features = self.validation.sets.num_features
+        return Batch(_simulate(self.simulator, theta, sizes, generator, num_features), theta)
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +123,9 @@ class StoredSource:
             raise ShapeError(
                 f"`theta` has shape {tuple(theta.shape)} but one row per set, ({len(sets)}, p), was expected."
             )
+        if not 0 <= validation_fraction < 1:
+            raise ConfigError(f"`validation_fraction` is {validation_fraction} but 0 <= fraction < 1 was expected.")
+        _expect_positive(batch_data=batch_data)
         _check_support(theta, prior)
         sets.check_finite()
         if len(sets) < 2:
@@ -158,10 +158,31 @@ class StoredSource:
 
 
 def _size_range(size: int | Sequence[int]) -> tuple[int, int]:
-    low, high = (size, size) if isinstance(size, int) else tuple(size)
-    if not 1 <= low <= high:
-        raise ConfigError(f"`size` is {size} but a number or a range (low, high) with 1 <= low <= high was expected.")
-    return int(low), int(high)
+    bounds = tuple(size) if isinstance(size, Sequence) else (size, size)
+    if len(bounds) != 2 or not 1 <= bounds[0] <= bounds[1] or any(int(bound) != bound for bound in bounds):
+        raise ConfigError(
+            f"`size` is {size} but a whole number or a range (low, high) with 1 <= low <= high was expected."
+        )
+    return int(bounds[0]), int(bounds[1])
+
+
+def _expect_positive(**numbers: int) -> None:
+    for name, number in numbers.items():
+        if number < 1:
+            raise ConfigError(f"`{name}` is {number} but at least 1 was expected.")
+
+
+def _simulate(
+    simulator: Simulator, theta: Tensor, size: Tensor, generator: torch.Generator, num_features: int
+) -> Sets:
+    """Calls the simulator and checks what it returns, in float32."""
+    sets = simulator(theta, size, generator)
+    if not isinstance(sets, Sets):
+        raise DataError(f"The simulator returned a {type(sets).__name__} but `fishnets.Sets` was expected.")
+    if len(sets) != len(theta):
+        raise ShapeError(f"The simulator returned {len(sets)} sets for {len(theta)} rows of theta.")
+    expect_last_dim("simulated values", sets.values, num_features, "That is the model's `num_features`.")
+    return sets.to(dtype=torch.float32)
 
 
 def _check_support(theta: Tensor, prior: Prior) -> None:

@@ -23,7 +23,7 @@ def test_warnings_are_user_warnings():
 
 
 def test_missing_extra_names_what_to_install():
-    with pytest.raises(MissingExtraError, match=r"^Plotting needs `matplotlib`, .* `pip install 'fishnets\[plots\]'`\.$"):
+    with pytest.raises(MissingExtraError, match=r"^Plotting needs `matplotlib`, .*pip install .fishnets\[plots\].`\.$"):
         raise MissingExtraError("matplotlib", "plots", "Plotting")
 
 

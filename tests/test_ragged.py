@@ -132,7 +132,7 @@ def test_float64_in_one_set_makes_all_float64():
         [[1, 2], [3, 4]],
         ((1.0, 2.0), (3.0, 4.0)),
     ],
-    ids="strided reversed fortran read-only big-endian transposed sliced rows lists tuples".split(),
+    ids=["strided", "reversed", "fortran", "frozen", "big-endian", "transposed", "sliced", "rows", "lists", "tuples"],
 )
 def test_any_layout_is_read(rows):
     expected = torch.tensor(np.array([np.asarray(row) for row in rows], dtype=np.float64))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -242,6 +243,14 @@ class Sets:
     def sizes(self) -> Tensor:
         """Number of rows of each set, shape (num_sets,)."""
         return self.offsets.diff()
+
+    @cached_property
+    def common_size(self) -> int | None:
+        """The size of every set, or None when sizes differ or there are no sets."""
+        if self.num_sets == 0:
+            return None
+        shortest, longest = torch.stack(self.sizes.aminmax()).tolist()
+        return int(longest) if shortest == longest else None
 
     @property
     def index(self) -> Tensor:

@@ -3,6 +3,6 @@
 from fishnets.experiments import linear_scaling
 from fishnets.experiments.records import Metric, Record, read_record, write_record
 
-__all__ = ["EXPERIMENTS", "Metric", "Record", "read_record", "write_record"]
+__all__ = ["EXPERIMENTS", "Metric", "Record", "linear_scaling", "read_record", "write_record"]
 
 EXPERIMENTS = {"linear-scaling": linear_scaling}

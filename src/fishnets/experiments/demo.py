@@ -84,9 +84,8 @@ def report(demo: Demo) -> str:
     """The demonstration as a short Markdown page."""
     trained = demo.result.trained[0]
     sizes = demo.result.config.test_sizes
-    rows = [
-        [f"{n:,}", format_metric(demo.result.metrics[f"efficiency/{trained.candidate.label}/n={n}"]), "1"] for n in sizes
-    ]
+    label = trained.candidate.label
+    rows = [[f"{n:,}", format_metric(demo.result.metrics[f"efficiency/{label}/n={n}"]), "1"] for n in sizes]
     truth, ours, spread, exact = demo.example
     example = [
         [name, f"{truth[i]:.3f}", f"{ours[i]:.3f} ± {spread[i]:.3f}", f"{exact[i]:.3f}"]
@@ -95,8 +94,9 @@ def report(demo: Demo) -> str:
     low, high = trained.candidate.size
     return f"""# Fishnets on linear regression
 
-Data `y = m x + c + noise`, each datum with its own noise level. Twin networks with {trained.model.num_weights:,} weights
-learned from simulated sets of {low} to {high} data ({trained.history.seconds:.0f} s of training) what each datum is worth.
+Data `y = m x + c + noise`, each datum with its own noise level. Twin networks with {trained.model.num_weights:,}
+weights learned from simulated sets of {low} to {high} data ({trained.history.seconds:.0f} s of training) what each
+datum is worth.
 
 **Efficiency**: the share of the information in the data that the estimate keeps. The exact answer, known here, has 1.
 

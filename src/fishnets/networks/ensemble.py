@@ -40,10 +40,12 @@ class StackedLinear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(members, 1, num_outputs))  # (K, 1, out)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps (K or 1, n, in) to (K, n, out); a leading 1 is shared by all members."""
+        """Maps (K or 1, *, n, in) to (K, *, n, out); a leading 1 is shared by all members."""
         if len(self.weight) == 1:
             return torch.nn.functional.linear(x, self.weight[0].mT, self.bias[0, 0])
-        return torch.baddbmm(self.bias, x.expand(len(self.weight), -1, -1), self.weight)
+        if x.ndim == 3:
+            return torch.baddbmm(self.bias, x.expand(len(self.weight), -1, -1), self.weight)
+        return torch.matmul(x, self.weight.unsqueeze(1)) + self.bias.unsqueeze(1)
 
 
 def member_weights(validation_loss: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from fishnets.ops.stacked_mlp import stacked_mlp, stacked_mlp_backend
 
 __all__ = ["NetworkRecipe", "TwinNetwork", "network_from_dict", "network_to_dict"]
 
+BLOCK = 2048
 RECIPES: dict[str, type[Any]] = {"MLP": MLP, "Gated": Gated}
 
 
@@ -84,30 +85,30 @@ class TwinNetwork(nn.Module):
         """
         if not half:
             return self._plain(values)
-        if self.fuses(values.device):
+        if self.fuses(values):
             return self._fused(values)
         with torch.autocast(values.device.type, dtype=torch.bfloat16):
             score, raw_factor = self._plain(values)
         return score.float(), raw_factor.float()
 
     def _plain(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        x = values.unsqueeze(0)
+        x, num_rows = _blocked(values), len(values)
         hidden = self.score_body(x)
         score = self.score_head(hidden)
-        return score, self.factor_head(hidden if self.factor_body is None else self.factor_body(x))
+        raw_factor = self.factor_head(hidden if self.factor_body is None else self.factor_body(x))
+        return score.flatten(1, -2)[:, :num_rows], raw_factor.flatten(1, -2)[:, :num_rows]
 
-    def fuses(self, device: torch.device) -> bool:
-        """Whether bfloat16 evaluation on this device runs as fused kernels."""
+    def fuses(self, values: Tensor) -> bool:
+        """Whether bfloat16 evaluation of such rows runs as fused kernels."""
         if not isinstance(self.score_body, MLPBody) or not isinstance(self.factor_body, MLPBody):
             return False
-        weights, biases = self._stacked()
-        rows = torch.empty((1, weights[0].shape[1]), device=device)
-        return stacked_mlp_backend(rows, weights, biases, self.score_body.name)[0] == "fused"
+        if not values.is_cuda or values.requires_grad:
+            return False
+        return stacked_mlp_backend(values, *self._stacked(), self.score_body.name)[0] == "fused"
 
     def _fused(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        weights, biases = self._stacked()
         assert isinstance(self.score_body, MLPBody)
-        score, raw_factor = stacked_mlp(values, weights, biases, self.score_body.name, "fused").chunk(2)
+        score, raw_factor = stacked_mlp(values, *self._stacked(), self.score_body.name, "fused").chunk(2)
         return score[..., : self.num_params], raw_factor[..., : factor_width(self.factor, self.num_params)]
 
     def _stacked(self) -> tuple[list[Tensor], list[Tensor]]:
@@ -131,6 +132,18 @@ class TwinNetwork(nn.Module):
         elif self.factor == "diagonal":
             self.factor_head.bias.fill_(inverse_softplus(1 / math.sqrt(set_size)))
         self.set_size = set_size
+
+
+def _blocked(values: Tensor) -> Tensor:
+    """Rows (n, d) as (1, n, d), or on a GPU as (1, blocks, BLOCK, d), padded with zeros.
+
+    A weight's gradient sums over all rows; a batched product with as few members as an ensemble has would leave most of
+    a GPU idle, one with as many as there are blocks does not.
+    """
+    if not values.is_cuda:
+        return values.unsqueeze(0)
+    blocks = -(-len(values) // BLOCK)
+    return pad(values, (0, 0, 0, blocks * BLOCK - len(values))).reshape(1, blocks, BLOCK, values.shape[1])
 
 
 def _cat_padded(a: Tensor, b: Tensor) -> Tensor:

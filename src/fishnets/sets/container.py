@@ -86,6 +86,8 @@ def _described(path: Path, kind: str, metadata: dict[str, str], tensors: dict[st
         header: dict[str, Any] = json.loads(text)
     except json.JSONDecodeError as error:
         raise FileFormatError(f"{path} has a damaged description: {error}.") from error
+    if not isinstance(header, dict):
+        raise FileFormatError(f"{path} has a damaged description: a JSON object was expected.")
     version = header.get("format_version")
     if not isinstance(version, int) or version > FORMAT_VERSION:
         raise FileFormatError(

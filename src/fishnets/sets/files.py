@@ -11,7 +11,8 @@ import torch
 from fishnets.errors import FileFormatError, FishnetsError
 from fishnets.priors import Prior
 from fishnets.sets.container import read_container, write_container
-from fishnets.sets.fishnet import Fishnet, Recipe
+from fishnets.sets.fishnet import Fishnet
+from fishnets.sets.recipe import Recipe
 
 __all__ = ["describe", "load", "save"]
 

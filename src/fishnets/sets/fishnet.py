@@ -13,62 +13,29 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
 
-from fishnets.algebra.gaussian import Gaussian, gaussian_loss
+from fishnets.algebra.gaussian import Gaussian
 from fishnets.algebra.information import Information
 from fishnets.algebra.packing import unpack_symmetric
-from fishnets.errors import ConfigError, DataError, ShapeError, expect_last_dim
-from fishnets.networks import Gated, NetworkRecipe, TwinNetwork, member_weights, network_from_dict, network_to_dict
+from fishnets.errors import ConfigError, DataError, ShapeError
+from fishnets.networks import Gated, NetworkRecipe, TwinNetwork, member_weights
 from fishnets.ops.segment_information import segment_information
-from fishnets.priors import Prior, prior_from_dict, prior_to_dict
+from fishnets.priors import Prior
 from fishnets.ragged import Sets
-from fishnets.sets.sources import Batch, Simulator, SimulatorSource, Source, StoredSource, source_of
+from fishnets.sets.objective import Objective, Standards
+from fishnets.sets.recipe import Recipe
+from fishnets.sets.sources import Simulator, SimulatorSource, Source, StoredSource, source_of
 from fishnets.sets.training import History, Schedule, Settings, train
 
-__all__ = ["Fishnet", "Recipe"]
+__all__ = ["Fishnet"]
 
 CHUNK = 2**18
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Everything that determines an untrained Fishnet; saved as JSON."""
-
-    num_features: int
-    prior: Prior
-    network: NetworkRecipe
-    members: int
-    seed: int
-    shared: bool
-    factor: str
-    fiducial: tuple[float, ...]
-    standardise: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return fields | {
-            "prior": prior_to_dict(self.prior),
-            "network": network_to_dict(self.network),
-            "fiducial": list(self.fiducial),
-        }
-
-    @staticmethod
-    def from_dict(fields: dict[str, Any], prior: Prior | None = None) -> Recipe:
-        """Rebuilds a recipe from :meth:`to_dict`; a given prior takes the place of the stored one."""
-        rebuilt = {
-            "prior": prior if prior is not None else prior_from_dict(fields["prior"]),
-            "network": network_from_dict(fields["network"]),
-            "fiducial": tuple(fields["fiducial"]),
-        }
-        return Recipe(**(fields | rebuilt))
 
 
 class Fishnet(nn.Module):
@@ -121,7 +88,8 @@ class Fishnet(nn.Module):
             raise ConfigError(f"`num_features` is {num_features} and `members` {members}; both must be at least 1.")
         _check_prior(prior)
         point = prior.mean.to(torch.float64) if fiducial is None else torch.as_tensor(fiducial, dtype=torch.float64)
-        expect_last_dim("fiducial", point, len(prior.mean))
+        if point.shape != prior.mean.shape:
+            raise ShapeError(f"`fiducial` has shape {tuple(point.shape)} but ({len(prior.mean)},) was expected.")
         body = Gated() if network is None else network
         self.recipe = Recipe(
             num_features, prior, body, members, seed, shared, factor, tuple(point.tolist()), standardise
@@ -250,38 +218,39 @@ class Fishnet(nn.Module):
         Returns:
             Losses, rates, clipped steps and the reason training stopped.
         """
+        _expect_choice("precision", precision, ("auto", "float32", "bfloat16"))
+        _expect_choice("compile", compile, ("auto", "on", "off"))
         where = torch.device(device) if device is not None else _device_of(data, self.fiducial.device)
         self.to(where)
         source = self._source(data, theta, where, size, batch_data, num_validation, validation_fraction)
-        if not self.fitted:
-            self._prepare(source)
+        if validate_every is None:
+            validate_every = _validation_interval(steps, source, batch_data)
         settings = Settings(
             steps=steps,
             learning_rate=learning_rate,
-            validate_every=validate_every or _validation_interval(steps, source, batch_data),
+            validate_every=validate_every,
             patience=patience,
             clip=clip,
             keep_best=keep_best,
             seed=self.recipe.seed + 1,
         )
-        wide = self.recipe.network.width >= 128
-        half = precision == "bfloat16" or (precision == "auto" and where.type == "cuda" and wide)
-        fused = half and self.networks.fuses(where)
-        use_compile = compile == "on" or (compile == "auto" and where.type == "cuda" and not fused)
-        networks: Callable[[Tensor], tuple[Tensor, Tensor]] = self.networks
-        if use_compile:
-            networks = torch.compile(self.networks, dynamic=True)
+        if not self.fitted:
+            self._prepare(source)
+        self.fitted = True  # also when interrupted: the best weights so far stay, and are not to be rescaled
+        half = precision == "bfloat16" or (
+            precision == "auto" and where.type == "cuda" and self.recipe.network.width >= 128
+        )
+        compiled = compile == "on" or (compile == "auto" and where.type == "cuda")
         history = train(
             self.networks,
-            lambda batch: self._losses(batch, networks, half),
+            Objective(self.networks, self._standards(), half, compiled),
             source,
             settings,
             None if checkpoint is None else Path(checkpoint),
-            f"{self.recipe} half={half} device={where.type}",
+            f"{self.recipe.identity} half={half} device={where.type}",
             sys.stderr.isatty() if progress is None else progress,
         )
         self.weights.copy_(member_weights(torch.tensor(history.best_loss, dtype=torch.float64)))
-        self.fitted = True
         return history
 
     def save(self, path: str | Path) -> None:
@@ -302,13 +271,21 @@ class Fishnet(nn.Module):
             )
         return sets
 
-    def _standardised(self, values: Tensor) -> Tensor:
-        return (values - self.feature_shift.to(values)) / self.feature_scale.to(values)
+    def _standards(self) -> Standards:
+        return Standards(
+            self.feature_shift,
+            self.feature_scale,
+            self.fiducial,
+            self.theta_scale,
+            self.prior_precision,
+            self.prior_pull,
+        )
 
     def _evaluate(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Scores (K, n, p) and raw factors (K, n, w) in the dtype and on the device of the rows."""
         state = {name: p.to(device=values.device, dtype=values.dtype) for name, p in self.networks.named_parameters()}
-        outputs: tuple[Tensor, Tensor] = torch.func.functional_call(self.networks, state, (self._standardised(values),))
+        rows = self._standards().features(values)
+        outputs: tuple[Tensor, Tensor] = torch.func.functional_call(self.networks, state, (rows,))
         return outputs
 
     def _information(self, sums: Tensor, count: Tensor) -> Information:
@@ -317,16 +294,6 @@ class Fishnet(nn.Module):
         score, fisher_packed = sums[:, : self.num_params], sums[:, self.num_params :]
         fisher = unpack_symmetric(fisher_packed) / torch.outer(scale, scale)
         return Information(score / scale, fisher, self.fiducial.to(sums.device), count)
-
-    def _losses(self, batch: Batch, networks: Callable[[Tensor], tuple[Tensor, Tensor]], half: bool) -> Tensor:
-        """Losses in standardised parameters, shape (K, B)."""
-        score, raw_factor = networks(self._standardised(batch.sets.values), half)
-        score, fisher_packed = segment_information(
-            score, raw_factor, batch.sets.offsets, self.recipe.factor, torch.float32
-        )
-        precision = unpack_symmetric(fisher_packed) + self.prior_precision.to(torch.float32)
-        offset = ((batch.theta - self.fiducial) / self.theta_scale).to(torch.float32)
-        return gaussian_loss(score + self.prior_pull.to(torch.float32), precision, offset.expand_as(score))
 
     def _source(
         self,
@@ -377,6 +344,11 @@ def _check_prior(prior: Prior) -> None:
 def _validation_interval(steps: int, source: Source, batch_data: int) -> int:
     """Steps between looks at the validation sets; a row costs a third of what it costs in a training step."""
     return max(1, steps // 100, math.ceil(3 * source.validation.sets.num_data / batch_data))
+
+
+def _expect_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"`{name}` is {value!r} but one of {choices} was expected.")
 
 
 def _device_of(data: Any, default: torch.device) -> torch.device:

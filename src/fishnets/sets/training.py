@@ -53,6 +53,10 @@ class Settings:
             )
         if not self.clip > 0:
             raise ConfigError(f"`clip` is {self.clip} but a positive gradient norm was expected.")
+        rate = self.learning_rate
+        rates = [rate] if isinstance(rate, int | float) else [stair[1] for stair in rate]
+        if not rates or not all(0 <= r < math.inf for r in rates):
+            raise ConfigError(f"`learning_rate` is {rate} but a rate or stairs [(steps, rate), ...] were expected.")
 
     def rate_at(self, step: int) -> float:
         """Learning rate of a step: warm-up and cosine, or the staircase that was given."""
@@ -101,11 +105,11 @@ class History:
         return asdict(self)
 
     def __str__(self) -> str:
-        best = min(self.best_loss) if self.best_loss else math.nan
+        best, best_step = min(zip(self.best_loss, self.best_step, strict=True), default=(math.nan, 0))
         rate = self.num_data / self.seconds if self.seconds else 0.0
         return (
             f"{self.num_steps} steps, {self.num_data:,} data in {self.seconds:.0f} s ({rate:,.0f} a second); best "
-            f"validation loss {best:.4f} at step {self.best_step[0] if self.best_step else 0}; gradients clipped at "
+            f"validation loss {best:.4f} at step {best_step}; gradients clipped at "
             f"{sum(self.clipped)} of {self.num_steps * max(1, len(self.clipped))} member steps; {self.stopped}"
         )
 
@@ -134,6 +138,8 @@ def train(
         What happened.
     """
     run = _Run(network, losses, source, settings, f"{description} {settings} {source.digest}")
+    if checkpoint is not None and not checkpoint.parent.is_dir():
+        raise ConfigError(f"`checkpoint` is {checkpoint} but there is no folder {checkpoint.parent}; create it first.")
     if checkpoint is not None and checkpoint.exists():
         run.restore(checkpoint)
     if run.history.stopped in ("finished", "patience"):
@@ -144,7 +150,8 @@ def train(
         try:
             _loop(run, caught, checkpoint, show)
         finally:
-            if checkpoint is not None and run.history.stopped != "failed":
+            # any other exception may have struck in the middle of a step, from which no exact resume is possible
+            if checkpoint is not None and run.history.stopped in ("finished", "patience", "interrupted"):
                 run.store(checkpoint)
             run.take_best()
     if caught:

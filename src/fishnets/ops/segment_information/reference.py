@@ -23,7 +23,12 @@ __all__ = ["segment_information", "segment_sum"]
 
 
 def segment_information(
-    score: Tensor, raw_factor: Tensor, ptr: Tensor, kind: str = "full", dtype: torch.dtype | None = None
+    score: Tensor,
+    raw_factor: Tensor,
+    ptr: Tensor,
+    kind: str = "full",
+    dtype: torch.dtype | None = None,
+    common_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     r"""Sums score and Fisher matrix over each group of rows.
 
@@ -33,6 +38,7 @@ def segment_information(
         ptr: Bounds of the groups, int64, shape :math:`(g + 1,)`, from 0 to n.
         kind: Kind of factor: ``"full"``, ``"diagonal"`` or ``"rank-r"``.
         dtype: Precision of the sums; default: that of the input.
+        common_size: The size of every group, where the caller knows that they are equal; ``ptr`` is then not looked at.
 
     Returns:
         Summed scores :math:`(*, g, p)` and packed Fisher matrices :math:`(*, g, p(p+1)/2)`; zero for empty groups.
@@ -51,7 +57,7 @@ def segment_information(
     if dtype is not None:
         score, raw_factor = score.to(dtype), raw_factor.to(dtype)
     rows = torch.cat([score, fisher_packed_from_raw(raw_factor, num_params, kind)], dim=-1)
-    total = segment_sum(rows, ptr)
+    total = segment_sum(rows, ptr) if common_size is None else _equal_sum(rows, len(ptr) - 1, common_size)
     return total[..., :num_params], total[..., num_params:]
 
 
@@ -83,7 +89,7 @@ def segment_sum(rows: Tensor, ptr: Tensor) -> Tensor:
             f"`ptr` must rise from 0 to the number of rows, {num_rows}, but it is {describe_rows(ptr.tolist())}."
         )
     if longest * num_groups == num_rows:
-        return rows.reshape(*rows.shape[:-2], num_groups, longest, rows.shape[-1]).sum(-2)
+        return _equal_sum(rows, num_groups, longest)
     flat = rows.movedim(-2, 0).flatten(1)
     block = max(32, math.isqrt(longest))
     if longest > 4 * block:
@@ -92,6 +98,10 @@ def segment_sum(rows: Tensor, ptr: Tensor) -> Tensor:
         ptr = torch.cat([ptr[:1], blocks.cumsum(0)])
     total = _sum(flat, ptr)
     return total.reshape(num_groups, *rows.shape[:-2], rows.shape[-1]).movedim(0, -2)
+
+
+def _equal_sum(rows: Tensor, num_groups: int, size: int) -> Tensor:
+    return rows.reshape(*rows.shape[:-2], num_groups, size, rows.shape[-1]).sum(-2)
 
 
 def _split(ptr: Tensor, blocks: Tensor, block: int) -> Tensor:

@@ -119,6 +119,20 @@ class Sets:
         return _checked(block[chosen], _offsets_from_sizes(chosen.sum(1)), nonfinite)
 
     @staticmethod
+    def from_block(values: ArrayLike, nonfinite: NonFinitePolicy = "raise") -> Sets:
+        """Takes sets of one size, shape (num_sets, n, num_features).
+
+        Example:
+            >>> Sets.from_block(torch.zeros(2, 4, 3)).sizes
+            tensor([4, 4])
+        """
+        block = _as_float(values, "values")
+        if block.ndim != 3:
+            raise ShapeError(f"`values` has shape {tuple(block.shape)} but (num_sets, n, num_features) was expected.")
+        sets = _equal_sets(block.flatten(0, 1), block.shape[0], block.shape[1])
+        return _checked(sets.values, sets.offsets, nonfinite)
+
+    @staticmethod
     def from_offsets(values: ArrayLike, offsets: ArrayLike, nonfinite: NonFinitePolicy = "raise") -> Sets:
         """Takes rows that already lie set after set.
 
@@ -286,6 +300,9 @@ class Sets:
             if not -len(self) <= key < len(self):
                 raise IndexError(f"Set {key} was asked for but there are {len(self)}.")
             key = torch.tensor([key % len(self)], device=self.device)
+        if self.common_size is not None and self.dropped is None:
+            block = self.values.reshape(len(self), self.common_size, self.num_features)[key]
+            return _equal_sets(block.flatten(0, 1), len(block), self.common_size)
         sizes = self.sizes[key]
         offsets = _offsets_from_sizes(sizes)
         shift = torch.repeat_interleave(self.offsets[:-1][key] - offsets[:-1], sizes)
@@ -331,6 +348,13 @@ class Sets:
         dropped = 0 if self.dropped is None else int(self.dropped.sum())
         note = f", dropped={dropped}" if dropped else ""
         return f"Sets(num_sets={self.num_sets}, num_data={self.num_data}, num_features={self.num_features}{note})"
+
+
+def _equal_sets(values: Tensor, num_sets: int, size: int) -> Sets:
+    """Sets known to be of one size, which need not be looked for again."""
+    sets = Sets(values, size * torch.arange(num_sets + 1, device=values.device))
+    sets.__dict__["common_size"] = size if num_sets else None
+    return sets
 
 
 def _offsets_from_sizes(sizes: Tensor) -> Tensor:

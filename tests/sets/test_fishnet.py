@@ -174,9 +174,7 @@ def test_members_equal_separate_models() -> None:
     model, sets = tiny(members=3), some_sets()
     for k, part in enumerate(model.compress(sets, members="separate")):
         single = tiny(seed=9)
-        single.networks.load_state_dict(
-            {name: value[k : k + 1] for name, value in model.networks.state_dict().items()}
-        )
+        single.networks.load_state_dict({name: value[k : k + 1] for name, value in model.networks.state_dict().items()})
         assert_same(single.compress(sets), part)
 
 

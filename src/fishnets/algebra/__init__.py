@@ -10,7 +10,7 @@ from fishnets.algebra.cholesky import (
     log_determinant,
     solve,
 )
-from fishnets.algebra.gaussian import Gaussian, MomentPrior, gaussian_loss
+from fishnets.algebra.gaussian import Gaussian, MomentPrior, gaussian_loss, gaussian_loss_packed
 from fishnets.algebra.information import Information, estimate
 from fishnets.algebra.packing import pack_symmetric, packed_size, triangle_from_packed, unpack_symmetric
 
@@ -25,6 +25,7 @@ __all__ = [
     "factor_width",
     "fisher_packed_from_raw",
     "gaussian_loss",
+    "gaussian_loss_packed",
     "inverse_softplus",
     "log_determinant",
     "pack_symmetric",

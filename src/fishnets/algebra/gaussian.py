@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 
 from fishnets.algebra.cholesky import cholesky
+from fishnets.algebra.packing import packed_size
 from fishnets.errors import expect_last_dim, expect_square
 
-__all__ = ["Gaussian", "MomentPrior", "gaussian_loss"]
+__all__ = ["Gaussian", "MomentPrior", "gaussian_loss", "gaussian_loss_packed"]
 
 
 class MomentPrior(Protocol):
@@ -134,3 +135,45 @@ def gaussian_loss(score: Tensor, precision: Tensor, offset: Tensor) -> Tensor:
     residual = (precision @ offset.unsqueeze(-1)) - score.unsqueeze(-1)
     white: Tensor = torch.linalg.solve_triangular(factor, residual, upper=False).squeeze(-1)
     return 0.5 * white.square().sum(-1) - factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
+def gaussian_loss_packed(score: Tensor, precision_packed: Tensor, offset: Tensor) -> Tensor:
+    r"""The same as :func:`gaussian_loss`, with the factorisation written out entry by entry.
+
+    Every operation is elementwise over the batch: for few parameters and many sets this beats a batched library call,
+    and nothing in it waits for a device.
+
+    Args:
+        score: Total score :math:`t`, the prior's pull included, shape :math:`(*, p)`.
+        precision_packed: Packed total precision, shape :math:`(*, p(p+1)/2)`.
+        offset: True parameters from the expansion point, shape :math:`(*, p)`.
+
+    Returns:
+        Losses, shape :math:`(*)`; NaN where the precision is not positive definite.
+
+    Example:
+        >>> gaussian_loss_packed(torch.tensor([2.0]), torch.tensor([4.0]), torch.tensor([0.5]))
+        tensor(-0.6931)
+    """
+    num_params = score.shape[-1]
+    expect_last_dim("precision_packed", precision_packed, packed_size(num_params))
+    expect_last_dim("offset", offset, num_params)
+    entry, t, d = precision_packed.unbind(-1), score.unbind(-1), offset.unbind(-1)
+    order = range(num_params)
+    P = [[entry[max(i, j) * (max(i, j) + 1) // 2 + min(i, j)] for j in order] for i in order]
+    A: list[list[Tensor]] = [[] for _ in order]
+    white: list[Tensor] = []
+    for i in order:
+        residual = P[i][0] * d[0] - t[i]
+        for j in order[1:]:
+            residual = residual + P[i][j] * d[j]
+        for j in range(i + 1):
+            rest = P[i][j]
+            for k in range(j):
+                rest = rest - A[i][k] * A[j][k]
+            A[i].append(rest.sqrt() if i == j else rest / A[j][j])
+        for k in range(i):
+            residual = residual - A[i][k] * white[k]
+        white.append(residual / A[i][i])
+    log_det = torch.stack([A[i][i] for i in order]).log().sum(0)
+    return 0.5 * torch.stack(white).square().sum(0) - log_det

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fishnets.algebra.gaussian import gaussian_loss
-from fishnets.algebra.packing import unpack_symmetric
+from fishnets.algebra.gaussian import gaussian_loss, gaussian_loss_packed
+from fishnets.algebra.packing import pack_symmetric, unpack_symmetric
 from fishnets.networks import TwinNetwork
 from fishnets.ops.segment_information import segment_information
 from fishnets.sets.sources import Batch
 
 __all__ = ["Objective", "Standards"]
+
+UNROLLED = 6  # up to this many parameters the loss is written out entry by entry
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,36 +60,20 @@ class Objective:
 
     def __init__(self, networks: TwinNetwork, standards: Standards, half: bool, compiled: bool) -> None:
         self.standards, self.half, self.factor = standards, half, networks.factor
-        self.prior_precision = standards.prior_precision.to(torch.float32)
+        self.prior_packed = pack_symmetric(standards.prior_precision).to(torch.float32)
         self.prior_pull = standards.prior_pull.to(torch.float32)
         self.evaluate: Callable[..., tuple[Tensor, Tensor]] = networks
-        self.sum: Callable[..., Tensor] = _losses
-        if compiled:
-            self.sum = torch.compile(_losses, dynamic=True)
-            if not (half and networks.fuses(standards.feature_shift.to(torch.float32).unsqueeze(0))):
-                self.evaluate = torch.compile(networks, dynamic=True)
+        if compiled and not (half and networks.fuses(standards.feature_shift.to(torch.float32).unsqueeze(0))):
+            self.evaluate = torch.compile(networks, dynamic=True)
 
     def __call__(self, batch: Batch) -> Tensor:
         """Losses, shape (K, B)."""
-        size = batch.sets.common_size
-        add = _losses if size is None else self.sum  # looking at unequal sizes cannot be compiled
         score, raw_factor = self.evaluate(self.standards.features(batch.sets.values), self.half)
-        offset = self.standards.parameters(batch.theta)
-        return add(
-            score, raw_factor, batch.sets.offsets, size, self.factor, self.prior_precision, self.prior_pull, offset
+        score, fisher_packed = segment_information(
+            score, raw_factor, batch.sets.offsets, self.factor, torch.float32, batch.sets.common_size
         )
-
-
-def _losses(
-    score: Tensor,  # (K, n, p)
-    raw_factor: Tensor,  # (K, n, w)
-    ptr: Tensor,  # (B + 1,)
-    common_size: int | None,
-    factor: str,
-    prior_precision: Tensor,  # (p, p)
-    prior_pull: Tensor,  # (p,)
-    offset: Tensor,  # (B, p)
-) -> Tensor:
-    score, fisher_packed = segment_information(score, raw_factor, ptr, factor, torch.float32, common_size)
-    precision = unpack_symmetric(fisher_packed) + prior_precision
-    return gaussian_loss(score + prior_pull, precision, offset.expand_as(score))
+        precision = fisher_packed + self.prior_packed
+        offset = self.standards.parameters(batch.theta).expand_as(score)
+        if score.shape[-1] <= UNROLLED:
+            return gaussian_loss_packed(score + self.prior_pull, precision, offset)
+        return gaussian_loss(score + self.prior_pull, unpack_symmetric(precision), offset)

@@ -48,7 +48,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class SimulatorSource:
-    """Fresh sets at every step, of one size per step drawn log-uniformly from a range.
+    """Fresh sets at every step, of one size per step: one of nine spaced logarithmically over a range.
 
     Small sets bring many parameters per row of computing, large ones show the errors that grow with size; a range
     gives both. A step holds about ``batch_data`` rows whatever the size.
@@ -90,11 +90,8 @@ class SimulatorSource:
 
     def batch(self, step: int, generator: torch.Generator) -> Batch:
         """Simulates the sets of one step."""
-        low, high = self.size
-        size = low
-        if high > low:
-            unit = _mix(self.seed, step) / 2**63
-            size = min(high, round(math.exp(math.log(low) + unit * (math.log(high) - math.log(low)))))
+        choices = _log_spaced(*self.size)
+        size = choices[_mix(self.seed, step) % len(choices)]
         num_sets = max(1, self.batch_data // size)
         theta = self.prior.sample(num_sets, generator).to(torch.float32)
         sizes = torch.full((num_sets,), size, dtype=torch.int64, device=theta.device)
@@ -183,6 +180,11 @@ def _simulate(
         raise ShapeError(f"The simulator returned {len(sets)} sets for {len(theta)} rows of theta.")
     expect_last_dim("simulated values", sets.values, num_features, "That is the model's `num_features`.")
     return sets.to(dtype=torch.float32)
+
+
+def _log_spaced(low: int, high: int, number: int = 9) -> list[int]:
+    """Set sizes from low to high, evenly spaced in their logarithm; a GPU keeps one captured update for each."""
+    return sorted({round(low * (high / low) ** (i / (number - 1))) for i in range(number)})
 
 
 def _check_support(theta: Tensor, prior: Prior) -> None:

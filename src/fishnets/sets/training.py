@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from fishnets.errors import CheckpointError, ConfigError, NonFiniteError, NonFiniteLossError
 from fishnets.sets.container import read_container, write_container
+from fishnets.sets.replay import DrawnAhead, Replayed
 from fishnets.sets.sources import Batch, Source
 
 __all__ = ["History", "Settings", "train"]
@@ -146,7 +147,7 @@ def train(
         run.take_best()
         return run.history
     run.history.stopped = "running"
-    with _signals() as caught, _bar(progress, settings.steps, run) as show:
+    with _signals() as caught, _bar(progress, settings.steps, run) as show, _own_stream(run.device):
         try:
             _loop(run, caught, checkpoint, show)
         finally:
@@ -194,33 +195,54 @@ class _Run:
         first = next(iter(self.parameters.values()))
         self.members, self.device = len(first), first.device
         self.generator = torch.Generator(self.device).manual_seed(settings.seed)
-        self.optimizer = torch.optim.Adam(self.parameters.values(), lr=1.0, fused=True)
+        on_gpu = self.device.type == "cuda"
+        rate = torch.zeros((), device=self.device) if on_gpu else 0.0  # a captured update sees a tensor change
+        self.optimizer = torch.optim.Adam(self.parameters.values(), lr=rate, fused=True, capturable=on_gpu)
+        self.ahead = DrawnAhead(source, self.generator) if on_gpu else None
+        self.apply: Callable[[Batch], None] = Replayed(self.update) if on_gpu else self.update
         self.best = {name: p.detach().clone() for name, p in self.parameters.items()}
         self.history = History(
             best_step=[0] * self.members, best_loss=[math.inf] * self.members, clipped=[0] * self.members
         )
+        self.loss = torch.zeros(self.members, device=self.device)
         self.loss_sum = torch.zeros(self.members, device=self.device)
         self.clipped = torch.zeros(self.members, dtype=torch.int64, device=self.device)
         self.steps_since = 0
 
     def step(self) -> None:
-        history = self.history
-        batch = self.source.batch(history.num_steps, self.generator)
-        rate = self.settings.rate_at(history.num_steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        """One update on the next batch."""
+        step = self.history.num_steps
+        batch = self.source.batch(step, self.generator) if self.ahead is None else self.ahead.batch(step)
+        self.set_rate(self.settings.rate_at(step))
+        self.apply(batch)
+        if self.ahead is not None:
+            # reading the loss waits for the device, so a GPU is asked only now and then
+            if step % 50 == 0 and not bool(torch.isfinite(self.loss).all()):
+                self.fail(self.loss, batch)
+            if step + 1 < self.settings.steps:
+                self.ahead.draw(step + 1)
+        self.steps_since += 1
+        self.history.num_steps += 1
+        self.history.num_data += batch.sets.num_data
+
+    def update(self, batch: Batch) -> None:
+        """Loss, gradients, clipping and optimiser; on a GPU nothing is read back from the device."""
         loss = self.losses(batch).mean(1)  # (K,)
-        # reading the loss waits for the device, so a GPU is asked only now and then
-        if (self.device.type == "cpu" or history.num_steps % 20 == 0) and not bool(torch.isfinite(loss).all()):
+        if self.ahead is None and not bool(torch.isfinite(loss).all()):
             self.fail(loss, batch)
         self.optimizer.zero_grad(set_to_none=True)
         loss.sum().backward()
         self.clip()
         self.optimizer.step()
+        self.loss.copy_(loss.detach())
         self.loss_sum += loss.detach()
-        self.steps_since += 1
-        history.num_steps += 1
-        history.num_data += batch.sets.num_data
+
+    def set_rate(self, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
 
     @torch.no_grad()
     def clip(self) -> None:
@@ -283,9 +305,14 @@ class _Run:
         for name, parameter in self.parameters.items():
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 tensors[f"adam.{key}.{name}"] = value
-        tensors |= {"generator": self.generator.get_state(), "loss_sum": self.loss_sum, "clipped": self.clipped}
+        tensors |= {"generator": self.generator_state(), "loss_sum": self.loss_sum, "clipped": self.clipped}
         header = {"identity": self.identity, "history": self.history.to_dict(), "steps_since": self.steps_since}
         write_container(path, "checkpoint", header, tensors)
+
+    def generator_state(self) -> Tensor:
+        """The generator as it was before a batch was drawn ahead, if one was."""
+        ahead = self.ahead
+        return self.generator.get_state() if ahead is None or ahead.waiting is None else ahead.state
 
     @torch.no_grad()
     def restore(self, path: Path) -> None:
@@ -319,6 +346,19 @@ def _pieces(batch: Batch, max_data: int = 2**20) -> Iterator[Batch]:
         if i == len(bounds) - 1 or bounds[i + 1] - bounds[start] > max_data:
             yield Batch(batch.sets[start:i], batch.theta[start:i])
             start = i
+
+
+@contextmanager
+def _own_stream(device: torch.device) -> Iterator[None]:
+    """On a GPU, a stream that is not the default one: only such a stream can be captured."""
+    if device.type != "cuda":
+        yield
+        return
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.device(device), torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream(device).wait_stream(stream)
 
 
 @contextmanager

@@ -35,7 +35,7 @@ def make_case(
 def gradients(
     x: Tensor, parameters: list[Tensor], grad: Tensor, backend: str, dtype: torch.dtype
 ) -> tuple[Tensor, list[Tensor]]:
-    leaves = [parameter.to(dtype).requires_grad_() for parameter in parameters]
+    leaves = [parameter.detach().to(dtype).clone().requires_grad_() for parameter in parameters]
     half = len(leaves) // 2
     out = stacked_mlp(x.to(dtype), leaves[:half], leaves[half:], backend=backend)
     out.backward(grad.to(dtype))

@@ -73,6 +73,7 @@ def test_stored_sets_train_in_bfloat16_with_fused_networks() -> None:
     assert min(history.best_loss) < history.validation_loss[0][0] - 0.5
 
 
+@pytest.mark.filterwarnings("default")  # compiling warns of deprecations inside torch
 def test_compiled_networks_are_captured() -> None:
     one = model()
     history = fit(one, compile="on")

@@ -35,7 +35,7 @@ from fishnets.errors import (
     SupportError,
 )
 from fishnets.networks import MLP, Gated
-from fishnets.priors import Box
+from fishnets.priors import Box, Normal
 from fishnets.sets.training import Settings
 
 LONG = QUICK | {"steps": 60, "validate_every": 7}
@@ -150,6 +150,16 @@ def test_best_weights_of_each_member_are_kept(members: int) -> None:
     for k, best in enumerate(history.best_loss):
         model.weights.copy_(torch.eye(members)[k])
         assert mean_loss(model, simulator.sets, simulator.theta) == pytest.approx(best, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "prior", [Normal([1.0, -2.0], [[4.0, 0.5], [0.5, 0.25]]), Box([-3.0, 0.0], [3.0, 5.0])], ids=["normal", "box"]
+)
+@pytest.mark.parametrize("fiducial", [None, [2.0, 1.0]])
+def test_loss_is_minus_the_log_posterior_of_the_truth(prior: Any, fiducial: list[float] | None) -> None:
+    model, simulator = tiny(prior, fiducial=fiducial), Recorded()
+    history = model.fit(simulator, **QUICK)
+    assert mean_loss(model, simulator.sets, simulator.theta) == pytest.approx(history.best_loss[0], abs=1e-4)
 
 
 def test_last_weights_are_kept_when_asked() -> None:

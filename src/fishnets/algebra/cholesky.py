@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from fishnets.algebra.packing import diagonal_positions, packed_size, triangle_from_packed
+from fishnets.algebra.packing import packed_size, triangle_from_packed
 from fishnets.errors import ConfigError, NotPositiveDefiniteError, describe_rows, expect_last_dim, expect_square
 
 __all__ = [
@@ -90,7 +90,7 @@ def factor_from_raw(raw: Tensor, num_params: int, kind: str = "full") -> Tensor:
     """
     expect_last_dim("raw", raw, factor_width(kind, num_params), f'That is the width of a "{kind}" factor.')
     if kind == "full":
-        return triangle_from_packed(_positive_diagonal(raw, num_params))
+        return triangle_from_packed(torch.stack(_factor_entries(raw, num_params), dim=-1))
     if kind == "diagonal":
         return torch.diag_embed(softplus(raw))
     return raw.reshape(*raw.shape[:-1], num_params, factor_rank(kind, num_params))
@@ -112,21 +112,14 @@ def fisher_packed_from_raw(raw: Tensor, num_params: int, kind: str = "full") -> 
         tensor([1., 2., 4.])
     """
     expect_last_dim("raw", raw, factor_width(kind, num_params), f'That is the width of a "{kind}" factor.')
-    rows, cols = torch.tril_indices(num_params, num_params).tolist()
+    pairs = [(i, j) for i in range(num_params) for j in range(i + 1)]
     if kind == "diagonal":
         squares = softplus(raw).square()
         zero = torch.zeros_like(squares[..., 0])
-        entries = [squares[..., i] if i == j else zero for i, j in zip(rows, cols, strict=True)]
-    elif kind == "full":
-        factor = [*_positive_diagonal(raw, num_params).unbind(-1)]
-        entries = [_dot(factor, i, j, range(j + 1)) for i, j in zip(rows, cols, strict=True)]
+        entries = [squares[..., i] if i == j else zero for i, j in pairs]
     else:
-        rank = factor_rank(kind, num_params)
-        columns = [*raw.unbind(-1)]
-        entries = [
-            torch.stack([columns[i * rank + k] * columns[j * rank + k] for k in range(rank)]).sum(0)
-            for i, j in zip(rows, cols, strict=True)
-        ]
+        rows = _factor_rows(raw, num_params, kind)
+        entries = [_dot(rows[i], rows[j]) for i, j in pairs]
     return torch.stack(entries, dim=-1)
 
 
@@ -200,15 +193,24 @@ def _place(where: Tensor) -> str:
     return f" at batch element {describe_rows(elements)}" if elements else ""
 
 
-def _positive_diagonal(raw: Tensor, num_params: int) -> Tensor:
-    on_diagonal = torch.zeros(raw.shape[-1], dtype=torch.bool, device=raw.device)
-    on_diagonal[diagonal_positions(num_params, raw.device)] = True
-    return torch.where(on_diagonal, softplus(raw), raw)
+def _factor_entries(raw: Tensor, num_params: int) -> list[Tensor]:
+    """Packed entries of the full factor, softplus on the diagonal, each of shape (*)."""
+    diagonal = {i * (i + 3) // 2 for i in range(num_params)}
+    return [softplus(entry) if i in diagonal else entry for i, entry in enumerate(raw.unbind(-1))]
 
 
-def _dot(factor: list[Tensor], i: int, j: int, columns: range) -> Tensor:
-    """Entry (i, j) of L Lᵀ from the packed columns of L."""
-    total = factor[i * (i + 1) // 2] * factor[j * (j + 1) // 2]
-    for k in columns[1:]:
-        total = total + factor[i * (i + 1) // 2 + k] * factor[j * (j + 1) // 2 + k]
+def _factor_rows(raw: Tensor, num_params: int, kind: str) -> list[list[Tensor]]:
+    """Rows of the factor without the zeros above a triangle, entry by entry, each of shape (*)."""
+    if kind == "full":
+        entries = _factor_entries(raw, num_params)
+        return [entries[i * (i + 1) // 2 : (i + 1) * (i + 2) // 2] for i in range(num_params)]
+    columns, rank = list(raw.unbind(-1)), factor_rank(kind, num_params)
+    return [columns[i * rank : (i + 1) * rank] for i in range(num_params)]
+
+
+def _dot(left: list[Tensor], right: list[Tensor]) -> Tensor:
+    """Sum of products over the entries both rows have."""
+    total = left[0] * right[0]
+    for a, b in zip(left[1:], right[1:], strict=False):
+        total = total + a * b
     return total

@@ -139,7 +139,7 @@ def test_no_patience_never_stops_early() -> None:
     assert (history.stopped, history.num_steps) == ("finished", 20)
 
 
-DESTRUCTIVE = [(20, 1e-2), (20, 3.0)]  # rates that first learn, then ruin
+DESTRUCTIVE = [(20, 1e-2), (20, 0.3)]  # rates that first learn, then ruin
 
 
 @pytest.mark.parametrize("members", [1, 3])

@@ -52,6 +52,11 @@ class Sets:
             raise ShapeError(
                 f"`values` has shape {tuple(self.values.shape)} but (num_data, num_features) was expected."
             )
+        if not self.values.is_floating_point():
+            raise DataError(
+                f"`values` has dtype {self.values.dtype} but a floating-point one was expected; `Sets.from_offsets` "
+                "and its like convert."
+            )
         if self.offsets.ndim != 1 or len(self.offsets) < 1 or self.offsets.dtype != torch.int64:
             raise ShapeError(
                 f"`offsets` has shape {tuple(self.offsets.shape)} and dtype {self.offsets.dtype} but (num_sets + 1,) "

@@ -14,7 +14,7 @@ import torch
 from tests.sets.helpers import FACTORS, PRIOR, QUICK, SIMULATOR, Disc, same_weights, some_sets, stored, tiny
 
 from fishnets import Fishnet, Sets, load
-from fishnets.errors import DataError, FileFormatError, SupportError
+from fishnets.errors import ConfigError, DataError, FileFormatError, SupportError
 from fishnets.networks import MLP, Gated
 from fishnets.priors import Box, Moments, Normal
 from fishnets.sets.container import read_container, write_container
@@ -155,10 +155,11 @@ def test_moments_survive_a_second_save(path: Path) -> None:
     assert "Disc" in repr(load(path).prior)
 
 
-def test_prior_of_another_number_of_parameters_is_refused(path: Path) -> None:
+@pytest.mark.parametrize("other", [Normal([0.0], [1.0]), Normal([0.0, 0.0], [9.0, 9.0])])
+def test_prior_with_other_moments_is_refused(path: Path, other: Normal) -> None:
     tiny(Disc()).save(path)
-    with pytest.raises(FileFormatError, match=r"does not describe a model this release can build: `fiducial` has"):
-        load(path, prior=Normal([0.0], [1.0]))
+    with pytest.raises(ConfigError, match=r"The given prior has mean .* but the model was trained with"):
+        load(path, prior=other)
 
 
 def test_model_goes_to_the_device_that_is_asked(path: Path, device) -> None:

@@ -43,8 +43,8 @@ def mean_with_error(samples: Tensor) -> Measured:
     """Mean of independent samples, shape (T,), with its standard error.
 
     Example:
-        >>> mean_with_error(torch.tensor([1.0, 3.0]))
-        Measured(value=2.0, error=1.0)
+        >>> print(mean_with_error(torch.tensor([1.0, 3.0])))
+        2.0000 ± 1.0000
     """
     count = len(samples)
     spread = float(samples.std()) if count > 1 else math.nan

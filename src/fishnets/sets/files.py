@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from fishnets.errors import FileFormatError, FishnetsError
-from fishnets.priors import Prior
+from fishnets.errors import ConfigError, FileFormatError, FishnetsError
+from fishnets.priors import Prior, prior_from_dict
 from fishnets.sets.container import read_container, write_container
 from fishnets.sets.fishnet import Fishnet
 from fishnets.sets.recipe import Recipe
@@ -40,6 +40,8 @@ def load(path: str | Path, prior: Prior | None = None, device: torch.device | st
         The model.
     """
     header, tensors = read_container(path, "model")
+    if prior is not None:
+        _expect_moments(prior, prior_from_dict(header["recipe"]["prior"]))
     try:
         recipe = Recipe.from_dict(header["recipe"], prior)
         fields = {name: getattr(recipe, name) for name in recipe.__dataclass_fields__}
@@ -49,6 +51,19 @@ def load(path: str | Path, prior: Prior | None = None, device: torch.device | st
     except (KeyError, TypeError, RuntimeError, FishnetsError) as error:
         raise FileFormatError(f"{path} does not describe a model this release can build: {error}") from error
     return model.to(device)
+
+
+def _expect_moments(given: Prior, stored: Prior) -> None:
+    same = given.mean.shape == stored.mean.shape and all(
+        torch.allclose(a.to(torch.float64).cpu(), b.to(torch.float64))
+        for a, b in ((given.mean, stored.mean), (given.covariance, stored.covariance))
+    )
+    if not same:
+        raise ConfigError(
+            f"The given prior has mean {given.mean.tolist()} and covariance {given.covariance.tolist()} but the model "
+            f"was trained with {stored.mean.tolist()} and {stored.covariance.tolist()}. For another prior, use "
+            "`model.compress(sets).posterior(prior)`."
+        )
 
 
 def describe(path: str | Path) -> dict[str, Any]:

@@ -241,7 +241,7 @@ class Fishnet(nn.Module):
             precision == "auto" and where.type == "cuda" and self.recipe.network.width >= 128
         )
         compiled = compile == "on" or (compile == "auto" and where.type == "cuda")
-        history = train(
+        return train(
             self.networks,
             Objective(self.networks, self._standards(), half, compiled),
             source,
@@ -249,15 +249,18 @@ class Fishnet(nn.Module):
             None if checkpoint is None else Path(checkpoint),
             f"{self.recipe.identity} half={half} device={where.type}",
             sys.stderr.isatty() if progress is None else progress,
+            self._weigh_members,
         )
-        self.weights.copy_(member_weights(torch.tensor(history.best_loss, dtype=torch.float64)))
-        return history
 
     def save(self, path: str | Path) -> None:
         """Writes the model to one file: safetensors with a JSON header."""
         from fishnets.sets.files import save
 
         save(self, path)
+
+    def _weigh_members(self, history: History) -> None:
+        if all(math.isfinite(loss) for loss in history.best_loss):
+            self.weights.copy_(member_weights(torch.tensor(history.best_loss, dtype=torch.float64)))
 
     def _expect(self, sets: Sets) -> Sets:
         if not isinstance(sets, Sets):
@@ -324,7 +327,7 @@ class Fishnet(nn.Module):
     @torch.no_grad()
     def _prepare(self, source: Source) -> None:
         """Measures the features and scales the heads to the largest set, once, before the first step."""
-        values = source.validation.sets.values.to(torch.float64)
+        values = source.typical.values.to(torch.float64)
         if self.recipe.standardise and len(values) > 1:
             spread = values.std(0)
             self.feature_shift.copy_(values.mean(0))

@@ -41,6 +41,9 @@ class Source(Protocol):
     def validation(self) -> Batch: ...
 
     @property
+    def typical(self) -> Sets: ...
+
+    @property
     def digest(self) -> str: ...
 
     def batch(self, step: int, generator: torch.Generator) -> Batch: ...
@@ -82,6 +85,11 @@ class SimulatorSource:
         digest = f"simulator size={low}-{high} batch_data={batch_data} validation={num_validation}"
         validation = Batch(sets.check_finite(), theta)
         return SimulatorSource(simulator, prior, (low, high), batch_data, validation, seed, digest)
+
+    @property
+    def typical(self) -> Sets:
+        """Sets to measure features on."""
+        return self.validation.sets
 
     @property
     def largest_set(self) -> int:
@@ -130,13 +138,18 @@ class StoredSource:
         digest = _stored_digest(sets, theta)
         sets, theta = sets.to(dtype=torch.float32), theta.to(torch.float32)
         order = torch.randperm(len(sets), generator=torch.Generator().manual_seed(seed)).to(sets.device)
-        held = min(len(sets) - 1, round(validation_fraction * len(sets)))
+        held = min(len(sets) - 1, math.ceil(validation_fraction * len(sets)))
         train, validation = order[held:].sort().values, order[:held].sort().values
         kept = Batch(sets[train], theta[train])
         mean_size = max(1.0, kept.sets.num_data / len(kept.sets))
         per_step = min(len(kept.sets), max(1, round(batch_data / mean_size)))
         held_out = Batch(sets[validation], theta[validation]) if held else kept
         return StoredSource(kept, held_out, per_step, seed, digest)
+
+    @property
+    def typical(self) -> Sets:
+        """Sets to measure features on."""
+        return self.train.sets
 
     @property
     def largest_set(self) -> int:

@@ -123,6 +123,7 @@ def train(
     checkpoint: Path | None,
     description: str,
     progress: bool,
+    finish: Callable[[History], None],
 ) -> History:
     """Trains stacked members and leaves the best weights of each in ``network``.
 
@@ -134,6 +135,7 @@ def train(
         checkpoint: File to write to and, where it exists, to resume from.
         description: What is trained and how, compared when resuming.
         progress: Whether to show a progress bar on stderr.
+        finish: Called once the best weights are in place, however training ended.
 
     Returns:
         What happened.
@@ -145,6 +147,7 @@ def train(
         run.restore(checkpoint)
     if run.history.stopped in ("finished", "patience"):
         run.take_best()
+        finish(run.history)
         return run.history
     run.history.stopped = "running"
     with _signals() as caught, _bar(progress, settings.steps, run) as show, _own_stream(run.device):
@@ -155,6 +158,7 @@ def train(
             if checkpoint is not None and run.history.stopped in ("finished", "patience", "interrupted"):
                 run.store(checkpoint)
             run.take_best()
+            finish(run.history)
     if caught:
         _leave(caught[0], checkpoint, run.history.num_steps)
     return run.history

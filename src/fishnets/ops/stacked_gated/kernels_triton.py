@@ -1,0 +1,277 @@
+"""The Triton kernels of the stacked gated networks: one forward, one backward.
+
+Comments give what each argument holds and its shape: K networks of width W with DEPTH blocks, S parameters each. The
+parameters of a network are one vector, in float32: for every block the weight (W, 4 W) and bias of the gate and the
+weight (2 W, W) and bias of the leave, then the weight (W, num_outputs) and bias of the head, then the weight
+(num_inputs, W) and bias of the entrance. Their gradients are laid out alike.
+
+Data run along the rows of a tile and units along its columns: what one product gives is the left operand of the next
+without leaving registers. A bias is a product too, of a tile of ones with its two bfloat16 parts, so that it occupies
+no registers while the rows go by.
+"""
+
+# Kernels are typed by Triton when they are launched, not by annotations.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["backward_kernel", "forward_kernel"]
+
+PAD = tl.constexpr(16)  # the least extent of an operand of the matrix units
+
+
+@triton.jit
+def _weight(pointer, num_rows, num_columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The (num_rows, num_columns) float32 matrix at ``pointer`` in bfloat16, padded with zeros."""
+    row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
+    mask = (row < num_rows) & (column < num_columns)
+    return tl.load(pointer + row * num_columns + column, mask=mask, other=0).to(tl.bfloat16)
+
+
+@triton.jit
+def _bias(pointer, num_columns, COLUMNS: tl.constexpr):
+    """The bias at ``pointer`` as (PAD, COLUMNS) bfloat16: its high part, its low part, zeros."""
+    row, column = tl.arange(0, PAD)[:, None], tl.arange(0, COLUMNS)[None, :]
+    bias = tl.load(pointer + row * 0 + column, mask=(row < 2) & (column < num_columns), other=0)
+    high = bias.to(tl.bfloat16).to(tl.float32)
+    return tl.where(row == 0, high, bias - high).to(tl.bfloat16)
+
+
+@triton.jit
+def _rows(pointer, tile, num_rows, num_columns, BLOCK: tl.constexpr):
+    """Rows of one tile of a (num_rows, num_columns) float32 matrix, padded with zeros to (BLOCK, PAD)."""
+    row, column = tile * BLOCK + tl.arange(0, BLOCK)[:, None], tl.arange(0, PAD)[None, :]
+    mask = (row < num_rows) & (column < num_columns)
+    return tl.load(pointer + row.to(tl.int64) * num_columns + column, mask=mask, other=0)
+
+
+@triton.jit
+def _enter(x, weight, bias, ones):
+    """First layer, from the two bfloat16 parts of x, and these parts."""
+    high = x.to(tl.bfloat16)
+    low = (x - high.to(tl.float32)).to(tl.bfloat16)
+    h = tl.dot(high, weight, tl.dot(ones, bias))
+    return tl.dot(low, weight, h), high, low
+
+
+@triton.jit
+def _split(both, BLOCK: tl.constexpr, W: tl.constexpr):
+    """Columns of the gate and of the value: in the accumulator's layout, registers change their names only."""
+    return tl.split(tl.permute(tl.reshape(both, (BLOCK, 2, 2 * W)), (0, 2, 1)))
+
+
+@triton.jit
+def _join(gate, value, BLOCK: tl.constexpr, W: tl.constexpr):
+    return tl.reshape(tl.permute(tl.join(gate, value), (0, 2, 1)), (BLOCK, 4 * W))
+
+
+@triton.jit
+def _block(h, gate_weight, gate_bias, leave_weight, leave_bias, ones, BLOCK: tl.constexpr, W: tl.constexpr):
+    """The residual stream after one block."""
+    both = tl.dot(h.to(tl.bfloat16), gate_weight, tl.dot(ones, gate_bias))
+    gate, value = _split(both, BLOCK, W)
+    product = (gate * tl.sigmoid(gate) * value).to(tl.bfloat16)
+    return tl.dot(product, leave_weight, tl.dot(ones, leave_bias, h))
+
+
+@triton.jit
+def forward_kernel(
+    x,  # (num_rows, num_inputs) float32
+    parameters,  # (K, S) float32
+    out,  # (K, num_rows, num_outputs) float32
+    num_rows,
+    num_inputs,
+    num_outputs,
+    num_parameters,
+    parts,
+    W: tl.constexpr,
+    DEPTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Outputs of one network for one part of the rows."""
+    part = tl.program_id(0) % parts
+    network = (tl.program_id(0) // parts).to(tl.int64)
+    tiles = tl.cdiv(num_rows, BLOCK)
+    SIZE: tl.constexpr = W * (6 * W + 5)  # parameters of a block
+    lower = parameters + network * num_parameters
+    upper = lower + (DEPTH - 1) * SIZE
+    head = lower + DEPTH * SIZE
+    enter = head + (W + 1) * num_outputs
+    enter_weight = _weight(enter, num_inputs, W, PAD, W)
+    enter_bias = _bias(enter + num_inputs * W, W, W)
+    if DEPTH == 2:
+        lower_gate = _weight(lower, W, 4 * W, W, 4 * W)
+        lower_gate_bias = _bias(lower + 4 * W * W, 4 * W, 4 * W)
+        lower_leave = _weight(lower + 4 * W * (W + 1), 2 * W, W, 2 * W, W)
+        lower_leave_bias = _bias(upper - W, W, W)
+    upper_gate = _weight(upper, W, 4 * W, W, 4 * W)
+    upper_gate_bias = _bias(upper + 4 * W * W, 4 * W, 4 * W)
+    upper_leave = _weight(upper + 4 * W * (W + 1), 2 * W, W, 2 * W, W)
+    upper_leave_bias = _bias(head - W, W, W)
+    head_weight = _weight(head, W, num_outputs, W, PAD)
+    head_bias = _bias(head + W * num_outputs, num_outputs, PAD)
+    ones = tl.full((BLOCK, PAD), 1, tl.bfloat16)
+    column = tl.arange(0, PAD)[None, :]
+    for tile in tl.range(part * tiles // parts, (part + 1) * tiles // parts):
+        h, _, _ = _enter(_rows(x, tile, num_rows, num_inputs, BLOCK), enter_weight, enter_bias, ones)
+        if DEPTH == 2:
+            h = _block(h, lower_gate, lower_gate_bias, lower_leave, lower_leave_bias, ones, BLOCK, W)
+        h = _block(h, upper_gate, upper_gate_bias, upper_leave, upper_leave_bias, ones, BLOCK, W)
+        y = tl.dot(h.to(tl.bfloat16), head_weight, tl.dot(ones, head_bias))
+        row = tile * BLOCK + tl.arange(0, BLOCK)[:, None]
+        offset = (network * num_rows + row) * num_outputs + column
+        tl.store(out + offset, y, mask=(row < num_rows) & (column < num_outputs))
+
+
+@triton.jit
+def _block_backward(
+    gate,  # (BLOCK, 2 W) float32
+    value,  # (BLOCK, 2 W) float32
+    slope,  # sigmoid of gate
+    dh,  # (BLOCK, W) float32: gradient of what the block gave
+    h,  # (BLOCK, W) bfloat16: what it was given
+    gate_weight,
+    leave_weight,
+    ones,
+    gate_sum,  # (4 W, W) float32
+    bias_sum,  # (4 W, PAD) float32
+    leave_sum,  # (2 W, W) float32
+    BLOCK: tl.constexpr,
+    W: tl.constexpr,
+):
+    """Gradient of what the block was given, and the sums of the gradients of its parameters with this tile added."""
+    swish = gate * slope
+    product = (swish * value).to(tl.bfloat16)
+    dh_half = dh.to(tl.bfloat16)
+    leave_sum = tl.dot(tl.trans(product), dh_half, leave_sum)
+    dproduct = tl.dot(dh_half, tl.trans(leave_weight))
+    dgate = dproduct * value * (slope + swish * (1 - slope))
+    dboth = _join(dgate, dproduct * swish, BLOCK, W).to(tl.bfloat16)
+    gate_sum = tl.dot(tl.trans(dboth), h, gate_sum)
+    bias_sum = tl.dot(tl.trans(dboth), ones, bias_sum)
+    return tl.dot(dboth, tl.trans(gate_weight), dh), gate_sum, bias_sum, leave_sum
+
+
+@triton.jit
+def _store_block(
+    target,  # parameters of the block in the parts
+    source,  # parameters of the block
+    gate_sum,  # (4 W, W) float32
+    bias_sum,  # (4 W, PAD) float32, all columns alike
+    leave_sum,  # (2 W, W) float32
+    dh_sum,  # (W,) float32: sum over rows of the gradient of what the block gave
+    W: tl.constexpr,
+):
+    """Writes the gradients of a block; gives the sum over rows of the gradient of what the block was given."""
+    narrow, wide, inner = tl.arange(0, W), tl.arange(0, 4 * W), tl.arange(0, 2 * W)
+    gate_bias = tl.sum(bias_sum, axis=1) / PAD
+    tl.store(target + narrow[None, :] * (4 * W) + wide[:, None], gate_sum)
+    tl.store(target + 4 * W * W + wide, gate_bias)
+    target += 4 * W * (W + 1)
+    tl.store(target + inner[:, None] * W + narrow[None, :], leave_sum)
+    tl.store(target + 2 * W * W + narrow, dh_sum)
+    weight = tl.load(source + narrow[None, :] * (4 * W) + wide[:, None])  # (4 W, W), read again to free registers
+    return dh_sum + tl.sum(weight * gate_bias[:, None], axis=0)
+
+
+@triton.jit
+def backward_kernel(
+    x,  # (num_rows, num_inputs) float32
+    parameters,  # (K, S) float32
+    grad,  # (K, num_rows, num_outputs) float32
+    sums,  # (K, parts, S) float32: gradients of the parameters
+    num_rows,
+    num_inputs,
+    num_outputs,
+    num_parameters,
+    parts,
+    W: tl.constexpr,
+    DEPTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Gradients of the parameters of one network, summed over one part of the rows."""
+    part = tl.program_id(0) % parts
+    network = (tl.program_id(0) // parts).to(tl.int64)
+    tiles = tl.cdiv(num_rows, BLOCK)
+    SIZE: tl.constexpr = W * (6 * W + 5)  # parameters of a block
+    lower = parameters + network * num_parameters
+    upper = lower + (DEPTH - 1) * SIZE
+    head = lower + DEPTH * SIZE
+    enter = head + (W + 1) * num_outputs
+    enter_weight = _weight(enter, num_inputs, W, PAD, W)
+    enter_bias = _bias(enter + num_inputs * W, W, W)
+    if DEPTH == 2:
+        lower_gate = _weight(lower, W, 4 * W, W, 4 * W)
+        lower_gate_bias = _bias(lower + 4 * W * W, 4 * W, 4 * W)
+        lower_leave = _weight(lower + 4 * W * (W + 1), 2 * W, W, 2 * W, W)
+        lower_leave_bias = _bias(upper - W, W, W)
+        lower_gate_sum = tl.zeros((4 * W, W), tl.float32)
+        lower_bias_sum = tl.zeros((4 * W, PAD), tl.float32)
+        lower_leave_sum = tl.zeros((2 * W, W), tl.float32)
+    upper_gate = _weight(upper, W, 4 * W, W, 4 * W)
+    upper_gate_bias = _bias(upper + 4 * W * W, 4 * W, 4 * W)
+    upper_leave = _weight(upper + 4 * W * (W + 1), 2 * W, W, 2 * W, W)
+    upper_leave_bias = _bias(head - W, W, W)
+    upper_gate_sum = tl.zeros((4 * W, W), tl.float32)
+    upper_bias_sum = tl.zeros((4 * W, PAD), tl.float32)
+    upper_leave_sum = tl.zeros((2 * W, W), tl.float32)
+    head_weight = _weight(head, W, num_outputs, W, PAD)
+    head_sum = tl.zeros((W, PAD), tl.float32)
+    enter_sum = tl.zeros((W, PAD), tl.float32)
+    grad_sum = tl.zeros((BLOCK, PAD), tl.float32)
+    ones = tl.full((BLOCK, PAD), 1, tl.bfloat16)
+    grad += network * num_rows * num_outputs
+    for tile in tl.range(part * tiles // parts, (part + 1) * tiles // parts):
+        g = _rows(grad, tile, num_rows, num_outputs, BLOCK)
+        grad_sum += g
+        g = g.to(tl.bfloat16)
+        h, high, low = _enter(_rows(x, tile, num_rows, num_inputs, BLOCK), enter_weight, enter_bias, ones)
+        if DEPTH == 2:
+            h_lower = h.to(tl.bfloat16)
+            h = _block(h, lower_gate, lower_gate_bias, lower_leave, lower_leave_bias, ones, BLOCK, W)
+        h_upper = h.to(tl.bfloat16)
+        gate, value = _split(tl.dot(h_upper, upper_gate, tl.dot(ones, upper_gate_bias)), BLOCK, W)
+        slope = tl.sigmoid(gate)
+        product = (gate * slope * value).to(tl.bfloat16)
+        h = tl.dot(product, upper_leave, tl.dot(ones, upper_leave_bias, h)).to(tl.bfloat16)
+        head_sum = tl.dot(tl.trans(h), g, head_sum)
+        dh = tl.dot(g, tl.trans(head_weight))
+        dh, upper_gate_sum, upper_bias_sum, upper_leave_sum = _block_backward(
+            gate, value, slope, dh, h_upper, upper_gate, upper_leave, ones,
+            upper_gate_sum, upper_bias_sum, upper_leave_sum, BLOCK, W,
+        )  # fmt: skip
+        if DEPTH == 2:
+            # Recomputed, not kept: the bias is added last, lest the compiler recognise the product of the way up.
+            gate, value = _split(tl.dot(ones, lower_gate_bias, tl.dot(h_lower, lower_gate)), BLOCK, W)
+            dh, lower_gate_sum, lower_bias_sum, lower_leave_sum = _block_backward(
+                gate, value, tl.sigmoid(gate), dh, h_lower, lower_gate, lower_leave, ones,
+                lower_gate_sum, lower_bias_sum, lower_leave_sum, BLOCK, W,
+            )  # fmt: skip
+        dh_half = tl.trans(dh.to(tl.bfloat16))
+        enter_sum = tl.dot(dh_half, high, enter_sum)
+        enter_sum = tl.dot(dh_half, low, enter_sum)
+    narrow, column = tl.arange(0, W), tl.arange(0, PAD)
+    sums += (network * parts + part) * num_parameters
+    head_bias = tl.sum(grad_sum, axis=0)
+    target = sums + DEPTH * SIZE
+    tl.store(
+        target + narrow[:, None] * num_outputs + column[None, :], head_sum, mask=column[None, :] < num_outputs
+    )
+    tl.store(target + W * num_outputs + column, head_bias, mask=column < num_outputs)
+    weight = tl.load(
+        head + narrow[None, :] * num_outputs + column[:, None], mask=column[:, None] < num_outputs, other=0
+    )
+    dh_sum = tl.sum(weight * head_bias[:, None], axis=0)
+    dh_sum = _store_block(
+        sums + (DEPTH - 1) * SIZE, upper, upper_gate_sum, upper_bias_sum, upper_leave_sum, dh_sum, W
+    )
+    if DEPTH == 2:
+        dh_sum = _store_block(sums, lower, lower_gate_sum, lower_bias_sum, lower_leave_sum, dh_sum, W)
+    target += (W + 1) * num_outputs
+    tl.store(
+        target + column[None, :] * W + narrow[:, None], enter_sum, mask=column[None, :] < num_inputs
+    )
+    tl.store(target + num_inputs * W + narrow, dh_sum)

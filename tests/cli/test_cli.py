@@ -1,0 +1,95 @@
+"""The command line: every verb, its files, its refusals and exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import fishnets as fn
+
+SMALL = ["--preset", "smoke", "--device", "cpu"]
+
+
+def fishnets(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fishnets.cli", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_help_starts_with_an_example(tmp_path: Path) -> None:
+    for verb in ("demo", "reproduce", "info"):
+        done = fishnets(verb, "--help", cwd=tmp_path)
+        assert done.returncode == 0
+        assert f"Example:  fishnets {verb}" in done.stdout
+
+
+def test_demo_writes_report_figure_model_and_record(tmp_path: Path) -> None:
+    done = fishnets("demo", "--smoke", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "**Efficiency**" in done.stdout
+    assert "Next:" in done.stderr
+    assert (tmp_path / "demo" / "report.md").read_text().startswith("# Fishnets on linear regression")
+    assert (tmp_path / "demo" / "residuals.png").stat().st_size > 1000
+    assert len(list((tmp_path / "demo" / "demo").glob("*.json"))) == 1
+    model = fn.load(tmp_path / "demo" / "model.fishnet")
+    assert model.compress(fn.Sets.from_list([torch.zeros(3, 3)])).count.tolist() == [3]
+
+    again = fishnets("demo", "--smoke", cwd=tmp_path)
+    assert again.returncode == 1
+    assert "exists. Give --overwrite" in again.stderr
+    assert again.stderr.count("\n") == 1, "an error is one message"
+
+
+def test_reproduce_records_and_refuses_to_overwrite(tmp_path: Path) -> None:
+    done = fishnets("reproduce", "linear-scaling", *SMALL, "--protocol", "published", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (path,) = (tmp_path / "results" / "linear-scaling").glob("smoke-published-cpu-*.json")
+    record = json.loads(path.read_text())
+    assert record["command"].endswith("reproduce linear-scaling --preset smoke --device cpu --protocol published")
+    assert record["seeds"] == [0]
+    assert record["config"]["candidates"][0]["members"] == 2
+    again = fishnets("reproduce", "linear-scaling", *SMALL, "--protocol", "published", cwd=tmp_path)
+    assert again.returncode == 1
+    assert "exists. Give --overwrite" in again.stderr
+
+
+def test_a_dry_run_prints_the_config_and_writes_nothing(tmp_path: Path) -> None:
+    done = fishnets("reproduce", "linear-scaling", "--preset", "paper", "--device", "cpu", "--dry-run", cwd=tmp_path)
+    assert json.loads(done.stdout)["protocol"] == "clean"
+    assert not list(tmp_path.iterdir())
+
+
+def test_info_describes_a_model(tmp_path: Path) -> None:
+    prior = fn.priors.Box([0.0], [1.0])
+    fn.Fishnet(num_features=2, prior=prior, network=fn.networks.MLP(4, 1)).save(tmp_path / "m.fishnet")
+    found = json.loads(fishnets("info", "m.fishnet", "--json", cwd=tmp_path).stdout)
+    assert found["network"] == {"kind": "MLP", "width": 4, "depth": 1, "activation": "elu"}
+    assert found["fitted"] is False
+    assert "num_weights" in fishnets("info", "m.fishnet", cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["reproduce", "nonsense"], 1, 'There is no experiment "nonsense"; the experiments are: linear-scaling'),
+        (["info", "nothing.fishnet"], 1, "There is no file nothing.fishnet"),
+        (["reproduce", "linear-scaling", "--preset", "huge"], 2, "huge"),
+        (["nonsense"], 2, "nonsense"),
+    ],
+)
+def test_a_wrong_command_says_what_is_wrong(tmp_path: Path, arguments: list[str], code: int, message: str) -> None:
+    done = fishnets(*arguments, cwd=tmp_path)
+    assert done.returncode == code
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to be had")
+def test_a_gpu_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    done = fishnets("reproduce", "linear-scaling", "--preset", "smoke", "--device", "cuda", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "torch sees no GPU" in done.stderr

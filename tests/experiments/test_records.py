@@ -1,0 +1,87 @@
+"""Records: what they must hold, and the check that texts quote nothing else."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fishnets.errors import ConfigError, FileFormatError
+from fishnets.experiments.records import Metric, Record, check_records, hardware_name, read_record, versions, write_record
+
+RECORD = Record(
+    name="trial",
+    preset="smoke",
+    protocol="clean",
+    command="fishnets reproduce trial",
+    config={"steps": 3},
+    seeds=[0],
+    versions=versions(),
+    hardware="cpu",
+    seconds=1.5,
+    metrics={"efficiency/paper/n=500": Metric(0.98765, 0.0012, bound=1.0)},
+)
+
+
+def test_a_record_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    path = write_record(RECORD, tmp_path)
+    assert path == tmp_path / "trial" / "smoke-clean-cpu.json"
+    assert read_record(path) == RECORD
+    assert set(json.loads(path.read_text())["metrics"]["efficiency/paper/n=500"]) == {"value", "error", "paper", "bound"}
+
+
+def test_a_record_is_not_overwritten_unasked(tmp_path: Path) -> None:
+    write_record(RECORD, tmp_path)
+    with pytest.raises(ConfigError, match=r"exists\. Give --overwrite"):
+        write_record(RECORD, tmp_path)
+    write_record(replace(RECORD, seconds=2.0), tmp_path, overwrite=True)
+
+
+def test_numbers_that_are_not_finite_are_not_written(tmp_path: Path) -> None:
+    bad = replace(RECORD, metrics={"x": Metric(float("nan"), 0.0)})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_record(bad, tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"name": "x"}', '{"metrics": {"a": {"value": 1}}}'])
+def test_what_is_no_record_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(FileFormatError, match="is not a record"):
+        read_record(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("Efficiency 0.988, error 0.0012.", None),
+        ("Efficiency 0.989.", "0.989 is in no record"),
+        ("In code: `0.5` and\n```\n0.7\n```\n is not looked at; nor is a version such as 1.2.3 or v0.4.", None),
+        ("| 0.9877 | 1.0 |", None),
+        ("A loss of −3.25", "−3.25 is in no record"),
+    ],
+)
+def test_a_text_may_quote_only_records(tmp_path: Path, text: str, complaint: str | None) -> None:
+    write_record(RECORD, tmp_path)
+    (tmp_path / "README.md").write_text(text)
+    found = check_records(tmp_path, [tmp_path / "README.md"])
+    assert found == ([] if complaint is None else [f"{tmp_path / 'README.md'}: {complaint}"])
+
+
+def test_a_metric_without_an_error_is_found(tmp_path: Path) -> None:
+    path = write_record(RECORD, tmp_path)
+    fields = json.loads(path.read_text())
+    fields["metrics"]["efficiency/paper/n=500"]["error"] = None
+    path.write_text(json.dumps(fields))
+    assert check_records(tmp_path, []) == [f"{path}: metric efficiency/paper/n=500 has no error"]
+
+
+def test_a_record_in_the_wrong_place_is_found(tmp_path: Path) -> None:
+    path = write_record(RECORD, tmp_path)
+    moved = path.rename(path.with_name("other.json"))
+    assert check_records(tmp_path, []) == [f"{moved}: its contents belong at {path}"]
+
+
+def test_the_hardware_fits_a_file_name() -> None:
+    assert hardware_name("cpu").replace("-", "").isalnum()

@@ -32,7 +32,7 @@ from fishnets.ragged import Sets
 from fishnets.sets import Fishnet, History
 from fishnets.simulators import LinearRegression
 
-__all__ = ["Candidate", "Config", "Result", "Trained", "config_for", "run"]
+__all__ = ["Candidate", "Config", "Result", "Trained", "config_for", "run", "throughput"]
 
 # SPEC: the authors' schedule, epochs at each rate; 20 steps of 512 sets make an epoch of 10^4
 PUBLISHED_EPOCHS = ((500, 5e-4), (500, 1e-4), (500, 5e-5), (250, 1e-6), (250, 5e-6))
@@ -211,15 +211,22 @@ def run(config: Config, checkpoints: Path | None = None, progress: bool | None =
     trained = []
     for candidate in config.candidates:
         model, history = _train(candidate, config, checkpoints, progress)
-        rate = candidate.members * history.num_data / history.seconds
-        # one run, so no spread: the error is the clock's resolution
-        metrics[f"throughput/{candidate.label}"] = Metric(rate, rate * 1e-3 / history.seconds)
+        metrics[f"throughput/{candidate.label}"] = metric(throughput(history, candidate.members))
         residuals = {}
         for size in config.test_sizes:
             found, residuals[size] = _measure(candidate, model, size, config)
             metrics |= found
         trained.append(Trained(candidate, model, history, residuals))
     return Result(config, metrics, trained, time.monotonic() - started)
+
+
+def throughput(history: History, members: int, skip: int = 1) -> Measured:
+    """Member-data per second between the looks of a run, the first few left out, with the spread between them."""
+    data, elapsed = (torch.tensor(x, dtype=torch.float64) for x in (history.data_seen, history.elapsed))
+    rates = members * data.diff() / elapsed.diff()
+    kept = rates[min(skip, len(rates) - 1) :]
+    total = members * float(data[-1] - data[-1 - len(kept)]) / float(elapsed[-1] - elapsed[-1 - len(kept)])
+    return Measured(total, float(kept.std()) / math.sqrt(len(kept)) if len(kept) > 1 else 0.0)
 
 
 def _train(

@@ -80,6 +80,8 @@ class History:
         train_loss: Mean training loss per set since the step before, for each member.
         validation_loss: Mean validation loss per set, for each member.
         learning_rate: Learning rate at these steps.
+        elapsed: Seconds spent until each of these looks.
+        data_seen: Rows seen until each of these looks.
         best_step: Step of each member's lowest validation loss.
         best_loss: That loss.
         clipped: Number of steps at which each member's gradient was clipped.
@@ -93,6 +95,8 @@ class History:
     train_loss: list[list[float]] = field(default_factory=list)
     validation_loss: list[list[float]] = field(default_factory=list)
     learning_rate: list[float] = field(default_factory=list)
+    elapsed: list[float] = field(default_factory=list)
+    data_seen: list[int] = field(default_factory=list)
     best_step: list[int] = field(default_factory=list)
     best_loss: list[float] = field(default_factory=list)
     clipped: list[int] = field(default_factory=list)
@@ -166,13 +170,13 @@ def train(
 
 def _loop(run: _Run, caught: list[int], checkpoint: Path | None, show: Callable[[], None]) -> None:
     settings, history = run.settings, run.history
+    run.tick(start=True)
     if history.num_steps == 0 and not history.steps:
         run.validate()
-    last_store = started = time.monotonic()
-    before = history.seconds
+    last_store = time.monotonic()
     while history.stopped == "running":
         run.step()
-        history.seconds = before + time.monotonic() - started
+        run.tick()
         if history.num_steps % settings.validate_every == 0 or history.num_steps == settings.steps:
             run.validate()
             show()
@@ -212,6 +216,13 @@ class _Run:
         self.loss_sum = torch.zeros(self.members, device=self.device)
         self.clipped = torch.zeros(self.members, dtype=torch.int64, device=self.device)
         self.steps_since = 0
+        self.clock = time.monotonic()
+
+    def tick(self, start: bool = False) -> None:
+        """Adds the time since the last tick to the history."""
+        now = time.monotonic()
+        self.history.seconds += 0.0 if start else now - self.clock
+        self.clock = now
 
     def step(self) -> None:
         """One update on the next batch."""
@@ -283,6 +294,8 @@ class _Run:
         history.train_loss.append((self.loss_sum / max(1, self.steps_since)).tolist())
         history.validation_loss.append(values)
         history.learning_rate.append(self.settings.rate_at(history.num_steps))
+        history.elapsed.append(history.seconds + time.monotonic() - self.clock)
+        history.data_seen.append(history.num_data)
         history.clipped = self.clipped.tolist()
         self.loss_sum.zero_()
         self.steps_since = 0

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 __all__ = ["backward_kernel", "forward_kernel"]
 
@@ -43,9 +44,10 @@ def _bias(pointer, num_columns, COLUMNS: tl.constexpr):
 @triton.jit
 def _rows(pointer, tile, num_rows, num_columns, BLOCK: tl.constexpr):
     """Rows of one tile of a (num_rows, num_columns) float32 matrix, padded with zeros to (BLOCK, PAD)."""
-    row, column = tile * BLOCK + tl.arange(0, BLOCK)[:, None], tl.arange(0, PAD)[None, :]
-    mask = (row < num_rows) & (column < num_columns)
-    return tl.load(pointer + row.to(tl.int64) * num_columns + column, mask=mask, other=0)
+    row, column = tl.arange(0, BLOCK)[:, None], tl.arange(0, PAD)[None, :]
+    first = tile * BLOCK
+    mask = (row < num_rows - first) & (column < num_columns)
+    return tl.load(pointer + first.to(tl.int64) * num_columns + (row * num_columns + column), mask=mask, other=0)
 
 
 @triton.jit
@@ -58,22 +60,29 @@ def _enter(x, weight, bias, ones):
 
 
 @triton.jit
-def _split(both, BLOCK: tl.constexpr, W: tl.constexpr):
-    """Columns of the gate and of the value: in the accumulator's layout, registers change their names only."""
-    return tl.split(tl.permute(tl.reshape(both, (BLOCK, 2, 2 * W)), (0, 2, 1)))
+def _sigmoid(z):
+    """Sigmoid to a few units in the last place, without the care for subnormal numbers that would double its cost."""
+    return libdevice.fast_dividef(1.0, 1.0 + libdevice.fast_expf(-z))
 
 
 @triton.jit
-def _join(gate, value, BLOCK: tl.constexpr, W: tl.constexpr):
-    return tl.reshape(tl.permute(tl.join(gate, value), (0, 2, 1)), (BLOCK, 4 * W))
+def _split(both, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+    """Columns of the gate and of the value: in the accumulator's layout, registers change their names only."""
+    return tl.split(tl.permute(tl.reshape(both, (BLOCK, 2, WIDTH)), (0, 2, 1)))
+
+
+@triton.jit
+def _join(left, right, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+    """The opposite of :func:`_split`."""
+    return tl.reshape(tl.permute(tl.join(left, right), (0, 2, 1)), (BLOCK, 2 * WIDTH))
 
 
 @triton.jit
 def _block(h, gate_weight, gate_bias, leave_weight, leave_bias, ones, BLOCK: tl.constexpr, W: tl.constexpr):
     """The residual stream after one block."""
     both = tl.dot(h.to(tl.bfloat16), gate_weight, tl.dot(ones, gate_bias))
-    gate, value = _split(both, BLOCK, W)
-    product = (gate * tl.sigmoid(gate) * value).to(tl.bfloat16)
+    gate, value = _split(both, BLOCK, 2 * W)
+    product = (gate * _sigmoid(gate) * value).to(tl.bfloat16)
     return tl.dot(product, leave_weight, tl.dot(ones, leave_bias, h))
 
 
@@ -127,10 +136,20 @@ def forward_kernel(
 
 
 @triton.jit
+def _factors(both, BLOCK: tl.constexpr, W: tl.constexpr):
+    """The product of a block and its derivatives with respect to gate and value, (BLOCK, 2 W) bfloat16 each."""
+    gate, value = _split(both, BLOCK, 2 * W)
+    slope = _sigmoid(gate)
+    swish = gate * slope
+    to_gate = value * (slope + swish * (1 - slope))
+    return (swish * value).to(tl.bfloat16), to_gate.to(tl.bfloat16), swish.to(tl.bfloat16)
+
+
+@triton.jit
 def _block_backward(
-    gate,  # (BLOCK, 2 W) float32
-    value,  # (BLOCK, 2 W) float32
-    slope,  # sigmoid of gate
+    product,  # (BLOCK, 2 W) bfloat16
+    to_gate,  # (BLOCK, 2 W) bfloat16
+    to_value,  # (BLOCK, 2 W) bfloat16
     dh,  # (BLOCK, W) float32: gradient of what the block gave
     h,  # (BLOCK, W) bfloat16: what it was given
     gate_weight,
@@ -143,13 +162,10 @@ def _block_backward(
     W: tl.constexpr,
 ):
     """Gradient of what the block was given, and the sums of the gradients of its parameters with this tile added."""
-    swish = gate * slope
-    product = (swish * value).to(tl.bfloat16)
     dh_half = dh.to(tl.bfloat16)
     leave_sum = tl.dot(tl.trans(product), dh_half, leave_sum)
     dproduct = tl.dot(dh_half, tl.trans(leave_weight))
-    dgate = dproduct * value * (slope + swish * (1 - slope))
-    dboth = _join(dgate, dproduct * swish, BLOCK, W).to(tl.bfloat16)
+    dboth = _join((dproduct * to_gate).to(tl.bfloat16), (dproduct * to_value).to(tl.bfloat16), BLOCK, 2 * W)
     gate_sum = tl.dot(tl.trans(dboth), h, gate_sum)
     bias_sum = tl.dot(tl.trans(dboth), ones, bias_sum)
     return tl.dot(dboth, tl.trans(gate_weight), dh), gate_sum, bias_sum, leave_sum
@@ -196,6 +212,7 @@ def backward_kernel(
     part = tl.program_id(0) % parts
     network = (tl.program_id(0) // parts).to(tl.int64)
     tiles = tl.cdiv(num_rows, BLOCK)
+    TALL: tl.constexpr = 64
     SIZE: tl.constexpr = W * (6 * W + 5)  # parameters of a block
     lower = parameters + network * num_parameters
     upper = lower + (DEPTH - 1) * SIZE
@@ -219,50 +236,52 @@ def backward_kernel(
     upper_bias_sum = tl.zeros((4 * W, PAD), tl.float32)
     upper_leave_sum = tl.zeros((2 * W, W), tl.float32)
     head_weight = _weight(head, W, num_outputs, W, PAD)
-    head_sum = tl.zeros((W, PAD), tl.float32)
-    enter_sum = tl.zeros((W, PAD), tl.float32)
-    grad_sum = tl.zeros((BLOCK, PAD), tl.float32)
+    head_sum = tl.zeros((TALL, PAD), tl.float32)
+    enter_sum = tl.zeros((TALL, PAD), tl.float32)
+    grad_sum = tl.zeros((PAD, PAD), tl.float32)
     ones = tl.full((BLOCK, PAD), 1, tl.bfloat16)
     grad += network * num_rows * num_outputs
     for tile in tl.range(part * tiles // parts, (part + 1) * tiles // parts):
         g = _rows(grad, tile, num_rows, num_outputs, BLOCK)
-        grad_sum += g
+        grad_sum += tl.sum(tl.reshape(g, (BLOCK // PAD, PAD, PAD)), axis=0)
         g = g.to(tl.bfloat16)
         h, high, low = _enter(_rows(x, tile, num_rows, num_inputs, BLOCK), enter_weight, enter_bias, ones)
         if DEPTH == 2:
             h_lower = h.to(tl.bfloat16)
             h = _block(h, lower_gate, lower_gate_bias, lower_leave, lower_leave_bias, ones, BLOCK, W)
         h_upper = h.to(tl.bfloat16)
-        gate, value = _split(tl.dot(h_upper, upper_gate, tl.dot(ones, upper_gate_bias)), BLOCK, W)
-        slope = tl.sigmoid(gate)
-        product = (gate * slope * value).to(tl.bfloat16)
+        both = tl.dot(h_upper, upper_gate, tl.dot(ones, upper_gate_bias))
+        product, to_gate, to_value = _factors(both, BLOCK, W)
         h = tl.dot(product, upper_leave, tl.dot(ones, upper_leave_bias, h)).to(tl.bfloat16)
-        head_sum = tl.dot(tl.trans(h), g, head_sum)
         dh = tl.dot(g, tl.trans(head_weight))
         dh, upper_gate_sum, upper_bias_sum, upper_leave_sum = _block_backward(
-            gate, value, slope, dh, h_upper, upper_gate, upper_leave, ones,
+            product, to_gate, to_value, dh, h_upper, upper_gate, upper_leave, ones,
             upper_gate_sum, upper_bias_sum, upper_leave_sum, BLOCK, W,
         )  # fmt: skip
         if DEPTH == 2:
             # Recomputed, not kept: the bias is added last, lest the compiler recognise the product of the way up.
-            gate, value = _split(tl.dot(ones, lower_gate_bias, tl.dot(h_lower, lower_gate)), BLOCK, W)
+            both = tl.dot(ones, lower_gate_bias, tl.dot(h_lower, lower_gate))
+            product, to_gate, to_value = _factors(both, BLOCK, W)
             dh, lower_gate_sum, lower_bias_sum, lower_leave_sum = _block_backward(
-                gate, value, tl.sigmoid(gate), dh, h_lower, lower_gate, lower_leave, ones,
+                product, to_gate, to_value, dh, h_lower, lower_gate, lower_leave, ones,
                 lower_gate_sum, lower_bias_sum, lower_leave_sum, BLOCK, W,
             )  # fmt: skip
-        dh_half = tl.trans(dh.to(tl.bfloat16))
-        enter_sum = tl.dot(dh_half, high, enter_sum)
-        enter_sum = tl.dot(dh_half, low, enter_sum)
-    narrow, column = tl.arange(0, W), tl.arange(0, PAD)
+        tall = _join(h, dh.to(tl.bfloat16), BLOCK, W)  # as tall as the matrix units want their left operand
+        if W == 16:
+            tall = _join(tall, tall, BLOCK, 2 * W)
+        tall = tl.trans(tall)
+        head_sum = tl.dot(tall, g, head_sum)
+        enter_sum = tl.dot(tall, high, enter_sum)
+        enter_sum = tl.dot(tall, low, enter_sum)
+    narrow, output = tl.arange(0, W), tl.arange(0, PAD)
     sums += (network * parts + part) * num_parameters
     head_bias = tl.sum(grad_sum, axis=0)
     target = sums + DEPTH * SIZE
-    tl.store(
-        target + narrow[:, None] * num_outputs + column[None, :], head_sum, mask=column[None, :] < num_outputs
-    )
-    tl.store(target + W * num_outputs + column, head_bias, mask=column < num_outputs)
+    row, column = tl.arange(0, TALL)[:, None], tl.arange(0, PAD)[None, :]
+    tl.store(target + row * num_outputs + column, head_sum, mask=(row < W) & (column < num_outputs))
+    tl.store(target + W * num_outputs + output, head_bias, mask=output < num_outputs)
     weight = tl.load(
-        head + narrow[None, :] * num_outputs + column[:, None], mask=column[:, None] < num_outputs, other=0
+        head + narrow[None, :] * num_outputs + output[:, None], mask=output[:, None] < num_outputs, other=0
     )
     dh_sum = tl.sum(weight * head_bias[:, None], axis=0)
     dh_sum = _store_block(
@@ -271,7 +290,5 @@ def backward_kernel(
     if DEPTH == 2:
         dh_sum = _store_block(sums, lower, lower_gate_sum, lower_bias_sum, lower_leave_sum, dh_sum, W)
     target += (W + 1) * num_outputs
-    tl.store(
-        target + column[None, :] * W + narrow[:, None], enter_sum, mask=column[None, :] < num_inputs
-    )
+    tl.store(target + column * W + row - W, enter_sum, mask=(row >= W) & (row < 2 * W) & (column < num_inputs))
     tl.store(target + num_inputs * W + narrow, dh_sum)

@@ -23,7 +23,7 @@ STANDARD = linear_scaling.Config(
             linear_scaling.RECOMMENDED,
             body=Gated(width=16, depth=2),
             members=1,
-            size=(20, 500),
+            size=(5, 100),
             steps=16_000,
             batch_data=3200,
         ),

@@ -124,9 +124,9 @@ RECOMMENDED = Candidate(
     shared=True,
     factor="rank-2",
     standardise=True,
-    size=(20, 10_000),
+    size=(10, 1_000),
     steps=40_000,
-    batch_data=400_000,
+    batch_data=200_000,
     learning_rate=5e-3,
 )
 PAPER = Candidate(
@@ -189,7 +189,7 @@ def _shrunk(candidate: Candidate, preset: str) -> Candidate:
         members=2 if smoke else 1,
         steps=steps,
         batch_data=1000 if smoke else 3200,
-        size=(10, 50) if smoke else ((20, 500) if candidate.label == "recommended" else (50, 50)),
+        size=(10, 50) if smoke else ((5, 100) if candidate.label == "recommended" else (50, 50)),
         learning_rate=rate,
         stored_sets=None if candidate.stored_sets is None else (40 if smoke else 2_000),
     )

@@ -176,9 +176,9 @@ class Fishnet(nn.Module):
         data: Simulator | Sets,
         theta: Tensor | None = None,
         *,
-        size: int | Sequence[int] = (20, 500),
+        size: int | Sequence[int] = (5, 100),
         steps: int = 10_000,
-        batch_data: int = 3200,
+        batch_data: int | None = None,
         learning_rate: Schedule = 5e-3,
         num_validation: int = 256,
         validation_fraction: float = 0.1,
@@ -199,7 +199,8 @@ class Fishnet(nn.Module):
             theta: With stored sets, the parameters each was made with, shape (B, p).
             size: With a simulator, the set size or the range (low, high) to train over; each step draws one.
             steps: Number of updates.
-            batch_data: Rows in a step, over all its sets.
+            batch_data: Rows in a step, over all its sets; by default 3,200, or 32 of the largest sets where that is
+                more: few sets make a poor gradient, however large they are.
             learning_rate: Peak of a cosine schedule with a warm-up, or stairs ``[(steps, rate), ...]``.
             num_validation: With a simulator, number of validation sets.
             validation_fraction: With stored sets, the share held out for validation.
@@ -222,6 +223,8 @@ class Fishnet(nn.Module):
         _expect_choice("compile", compile, ("auto", "on", "off"))
         where = torch.device(device) if device is not None else _device_of(data, self.fiducial.device)
         self.to(where)
+        if batch_data is None:
+            batch_data = max(3200, 32 * _largest(data, size))
         source = self._source(data, theta, where, size, batch_data, num_validation, validation_fraction)
         if validate_every is None:
             validate_every = _validation_interval(steps, source, batch_data)
@@ -352,6 +355,14 @@ def _validation_interval(steps: int, source: Source, batch_data: int) -> int:
 def _expect_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ConfigError(f"`{name}` is {value!r} but one of {choices} was expected.")
+
+
+def _largest(data: Any, size: int | Sequence[int]) -> int:
+    """Size of the largest set a fit will meet; what is wrong with the arguments is found when they are used."""
+    if isinstance(data, Sets):
+        return int(data.sizes.max()) if len(data) else 0
+    sizes = [size] if isinstance(size, int) else list(size)
+    return max((int(n) for n in sizes), default=0)
 
 
 def _device_of(data: Any, default: torch.device) -> torch.device:

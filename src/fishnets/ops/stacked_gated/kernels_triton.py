@@ -2,8 +2,8 @@
 
 Comments give what each argument holds and its shape: K networks of width W with DEPTH blocks, S parameters each. The
 parameters of a network are one vector, in float32: for every block the weight (W, 4 W) and bias of the gate and the
-weight (2 W, W) and bias of the leave, then the weight (W, num_outputs) and bias of the head, then the weight
-(num_inputs, W) and bias of the entrance. Their gradients are laid out alike.
+weight (2 W, W) and bias of the leave, then the weight (W, OUTPUTS) and bias of the head, then the weight
+(INPUTS, W) and bias of the entrance. Their gradients are laid out alike.
 
 Data run along the rows of a tile and units along its columns: what one product gives is the left operand of the next
 without leaving registers. A bias is a product too, of a tile of ones with its two bfloat16 parts, so that it occupies
@@ -25,7 +25,7 @@ PAD = tl.constexpr(16)  # the least extent of an operand of the matrix units
 
 
 @triton.jit
-def _weight(pointer, num_rows, num_columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _weight(pointer, num_rows: tl.constexpr, num_columns: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """The (num_rows, num_columns) float32 matrix at ``pointer`` in bfloat16, padded with zeros."""
     row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
     mask = (row < num_rows) & (column < num_columns)
@@ -33,7 +33,7 @@ def _weight(pointer, num_rows, num_columns, ROWS: tl.constexpr, COLUMNS: tl.cons
 
 
 @triton.jit
-def _bias(pointer, num_columns, COLUMNS: tl.constexpr):
+def _bias(pointer, num_columns: tl.constexpr, COLUMNS: tl.constexpr):
     """The bias at ``pointer`` as (PAD, COLUMNS) bfloat16: its high part, its low part, zeros."""
     row, column = tl.arange(0, PAD)[:, None], tl.arange(0, COLUMNS)[None, :]
     bias = tl.load(pointer + row * 0 + column, mask=(row < 2) & (column < num_columns), other=0)
@@ -42,7 +42,7 @@ def _bias(pointer, num_columns, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def _rows(pointer, tile, num_rows, num_columns, BLOCK: tl.constexpr):
+def _rows(pointer, tile, num_rows, num_columns: tl.constexpr, BLOCK: tl.constexpr):
     """Rows of one tile of a (num_rows, num_columns) float32 matrix, padded with zeros to (BLOCK, PAD)."""
     row, column = tl.arange(0, BLOCK)[:, None], tl.arange(0, PAD)[None, :]
     first = tile * BLOCK
@@ -56,7 +56,7 @@ def _enter(x, weight, bias, ones):
     high = x.to(tl.bfloat16)
     low = (x - high.to(tl.float32)).to(tl.bfloat16)
     h = tl.dot(high, weight, tl.dot(ones, bias))
-    return tl.dot(low, weight, h), high, low
+    return tl.dot(low, weight, h), high
 
 
 @triton.jit
@@ -88,14 +88,14 @@ def _block(h, gate_weight, gate_bias, leave_weight, leave_bias, ones, BLOCK: tl.
 
 @triton.jit
 def forward_kernel(
-    x,  # (num_rows, num_inputs) float32
+    x,  # (num_rows, INPUTS) float32
     parameters,  # (K, S) float32
-    out,  # (K, num_rows, num_outputs) float32
+    out,  # (K, num_rows, OUTPUTS) float32
     num_rows,
-    num_inputs,
-    num_outputs,
     num_parameters,
     parts,
+    INPUTS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
     W: tl.constexpr,
     DEPTH: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -108,9 +108,9 @@ def forward_kernel(
     lower = parameters + network * num_parameters
     upper = lower + (DEPTH - 1) * SIZE
     head = lower + DEPTH * SIZE
-    enter = head + (W + 1) * num_outputs
-    enter_weight = _weight(enter, num_inputs, W, PAD, W)
-    enter_bias = _bias(enter + num_inputs * W, W, W)
+    enter = head + (W + 1) * OUTPUTS
+    enter_weight = _weight(enter, INPUTS, W, PAD, W)
+    enter_bias = _bias(enter + INPUTS * W, W, W)
     if DEPTH == 2:
         lower_gate = _weight(lower, W, 4 * W, W, 4 * W)
         lower_gate_bias = _bias(lower + 4 * W * W, 4 * W, 4 * W)
@@ -120,55 +120,48 @@ def forward_kernel(
     upper_gate_bias = _bias(upper + 4 * W * W, 4 * W, 4 * W)
     upper_leave = _weight(upper + 4 * W * (W + 1), 2 * W, W, 2 * W, W)
     upper_leave_bias = _bias(head - W, W, W)
-    head_weight = _weight(head, W, num_outputs, W, PAD)
-    head_bias = _bias(head + W * num_outputs, num_outputs, PAD)
+    head_weight = _weight(head, W, OUTPUTS, W, PAD)
+    head_bias = _bias(head + W * OUTPUTS, OUTPUTS, PAD)
     ones = tl.full((BLOCK, PAD), 1, tl.bfloat16)
     column = tl.arange(0, PAD)[None, :]
     for tile in tl.range(part * tiles // parts, (part + 1) * tiles // parts):
-        h, _, _ = _enter(_rows(x, tile, num_rows, num_inputs, BLOCK), enter_weight, enter_bias, ones)
+        h, _ = _enter(_rows(x, tile, num_rows, INPUTS, BLOCK), enter_weight, enter_bias, ones)
         if DEPTH == 2:
             h = _block(h, lower_gate, lower_gate_bias, lower_leave, lower_leave_bias, ones, BLOCK, W)
         h = _block(h, upper_gate, upper_gate_bias, upper_leave, upper_leave_bias, ones, BLOCK, W)
         y = tl.dot(h.to(tl.bfloat16), head_weight, tl.dot(ones, head_bias))
         row = tile * BLOCK + tl.arange(0, BLOCK)[:, None]
-        offset = (network * num_rows + row) * num_outputs + column
-        tl.store(out + offset, y, mask=(row < num_rows) & (column < num_outputs))
-
-
-@triton.jit
-def _factors(both, BLOCK: tl.constexpr, W: tl.constexpr):
-    """The product of a block and its derivatives with respect to gate and value, (BLOCK, 2 W) bfloat16 each."""
-    gate, value = _split(both, BLOCK, 2 * W)
-    slope = _sigmoid(gate)
-    swish = gate * slope
-    to_gate = value * (slope + swish * (1 - slope))
-    return (swish * value).to(tl.bfloat16), to_gate.to(tl.bfloat16), swish.to(tl.bfloat16)
+        offset = (network * num_rows + row) * OUTPUTS + column
+        tl.store(out + offset, y, mask=(row < num_rows) & (column < OUTPUTS))
 
 
 @triton.jit
 def _block_backward(
-    product,  # (BLOCK, 2 W) bfloat16
-    to_gate,  # (BLOCK, 2 W) bfloat16
-    to_value,  # (BLOCK, 2 W) bfloat16
+    both,  # (BLOCK, 4 W) float32: gate and value
+    dproduct,  # (BLOCK, 2 W) float32: gradient of their product
     dh,  # (BLOCK, W) float32: gradient of what the block gave
     h,  # (BLOCK, W) bfloat16: what it was given
     gate_weight,
-    leave_weight,
-    ones,
+    ones,  # (BLOCK, W) bfloat16, in one half
     gate_sum,  # (4 W, W) float32
-    bias_sum,  # (4 W, PAD) float32
+    bias_sum,  # (4 W, W) float32
     leave_sum,  # (2 W, W) float32
     BLOCK: tl.constexpr,
     W: tl.constexpr,
 ):
-    """Gradient of what the block was given, and the sums of the gradients of its parameters with this tile added."""
-    dh_half = dh.to(tl.bfloat16)
-    leave_sum = tl.dot(tl.trans(product), dh_half, leave_sum)
-    dproduct = tl.dot(dh_half, tl.trans(leave_weight))
-    dboth = _join((dproduct * to_gate).to(tl.bfloat16), (dproduct * to_value).to(tl.bfloat16), BLOCK, 2 * W)
-    gate_sum = tl.dot(tl.trans(dboth), h, gate_sum)
-    bias_sum = tl.dot(tl.trans(dboth), ones, bias_sum)
-    return tl.dot(dboth, tl.trans(gate_weight), dh), gate_sum, bias_sum, leave_sum
+    """The product; the gradient of what the block was given; the sums with this tile added."""
+    gate, value = _split(both, BLOCK, 2 * W)
+    slope = _sigmoid(gate)
+    swish = gate * slope
+    product = (swish * value).to(tl.bfloat16)
+    dgate = (dproduct * value * (slope + swish * (1 - slope))).to(tl.bfloat16)
+    dboth = _join(dgate, (dproduct * swish).to(tl.bfloat16), BLOCK, 2 * W)
+    leave_sum = tl.dot(tl.trans(product), dh.to(tl.bfloat16), leave_sum)
+    dh = tl.dot(dboth, tl.trans(gate_weight), dh)
+    dboth = tl.trans(dboth)
+    bias_sum = tl.dot(dboth, ones, bias_sum)
+    gate_sum = tl.dot(dboth, h, gate_sum)
+    return product, dh, gate_sum, bias_sum, leave_sum
 
 
 @triton.jit
@@ -176,14 +169,13 @@ def _store_block(
     target,  # parameters of the block in the parts
     source,  # parameters of the block
     gate_sum,  # (4 W, W) float32
-    bias_sum,  # (4 W, PAD) float32, all columns alike
+    gate_bias,  # (4 W,) float32
     leave_sum,  # (2 W, W) float32
     dh_sum,  # (W,) float32: sum over rows of the gradient of what the block gave
     W: tl.constexpr,
 ):
     """Writes the gradients of a block; gives the sum over rows of the gradient of what the block was given."""
     narrow, wide, inner = tl.arange(0, W), tl.arange(0, 4 * W), tl.arange(0, 2 * W)
-    gate_bias = tl.sum(bias_sum, axis=1) / PAD
     tl.store(target + narrow[None, :] * (4 * W) + wide[:, None], gate_sum)
     tl.store(target + 4 * W * W + wide, gate_bias)
     target += 4 * W * (W + 1)
@@ -195,15 +187,15 @@ def _store_block(
 
 @triton.jit
 def backward_kernel(
-    x,  # (num_rows, num_inputs) float32
+    x,  # (num_rows, INPUTS) float32
     parameters,  # (K, S) float32
-    grad,  # (K, num_rows, num_outputs) float32
+    grad,  # (K, num_rows, OUTPUTS) float32
     sums,  # (K, parts, S) float32: gradients of the parameters
     num_rows,
-    num_inputs,
-    num_outputs,
     num_parameters,
     parts,
+    INPUTS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
     W: tl.constexpr,
     DEPTH: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -217,78 +209,80 @@ def backward_kernel(
     lower = parameters + network * num_parameters
     upper = lower + (DEPTH - 1) * SIZE
     head = lower + DEPTH * SIZE
-    enter = head + (W + 1) * num_outputs
-    enter_weight = _weight(enter, num_inputs, W, PAD, W)
-    enter_bias = _bias(enter + num_inputs * W, W, W)
+    enter = head + (W + 1) * OUTPUTS
+    enter_weight = _weight(enter, INPUTS, W, PAD, W)
+    enter_bias = _bias(enter + INPUTS * W, W, W)
     if DEPTH == 2:
         lower_gate = _weight(lower, W, 4 * W, W, 4 * W)
         lower_gate_bias = _bias(lower + 4 * W * W, 4 * W, 4 * W)
         lower_leave = _weight(lower + 4 * W * (W + 1), 2 * W, W, 2 * W, W)
         lower_leave_bias = _bias(upper - W, W, W)
         lower_gate_sum = tl.zeros((4 * W, W), tl.float32)
-        lower_bias_sum = tl.zeros((4 * W, PAD), tl.float32)
         lower_leave_sum = tl.zeros((2 * W, W), tl.float32)
     upper_gate = _weight(upper, W, 4 * W, W, 4 * W)
     upper_gate_bias = _bias(upper + 4 * W * W, 4 * W, 4 * W)
     upper_leave = _weight(upper + 4 * W * (W + 1), 2 * W, W, 2 * W, W)
     upper_leave_bias = _bias(head - W, W, W)
     upper_gate_sum = tl.zeros((4 * W, W), tl.float32)
-    upper_bias_sum = tl.zeros((4 * W, PAD), tl.float32)
+    bias_sum = tl.zeros((4 * W, W), tl.float32)  # of the upper block in the left half, of the lower in the right
     upper_leave_sum = tl.zeros((2 * W, W), tl.float32)
-    head_weight = _weight(head, W, num_outputs, W, PAD)
-    head_sum = tl.zeros((TALL, PAD), tl.float32)
-    enter_sum = tl.zeros((TALL, PAD), tl.float32)
+    head_weight = _weight(head, W, OUTPUTS, W, PAD)
+    outer_sum = tl.zeros((TALL, 2 * PAD), tl.float32)
     grad_sum = tl.zeros((PAD, PAD), tl.float32)
+    left = tl.arange(0, W)[None, :] < W // 2
+    left_ones = tl.where(left, 1.0, tl.zeros((BLOCK, W), tl.float32)).to(tl.bfloat16)
+    right_ones = tl.where(left, 0.0, tl.full((BLOCK, W), 1, tl.float32)).to(tl.bfloat16)
     ones = tl.full((BLOCK, PAD), 1, tl.bfloat16)
-    grad += network * num_rows * num_outputs
-    for tile in tl.range(part * tiles // parts, (part + 1) * tiles // parts):
-        g = _rows(grad, tile, num_rows, num_outputs, BLOCK)
+    grad += network * num_rows * OUTPUTS
+    for tile in tl.range(part * tiles // parts, (part + 1) * tiles // parts, disable_licm=True):
+        g = _rows(grad, tile, num_rows, OUTPUTS, BLOCK)
         grad_sum += tl.sum(tl.reshape(g, (BLOCK // PAD, PAD, PAD)), axis=0)
         g = g.to(tl.bfloat16)
-        h, high, low = _enter(_rows(x, tile, num_rows, num_inputs, BLOCK), enter_weight, enter_bias, ones)
+        h, high = _enter(_rows(x, tile, num_rows, INPUTS, BLOCK), enter_weight, enter_bias, ones)
         if DEPTH == 2:
             h_lower = h.to(tl.bfloat16)
             h = _block(h, lower_gate, lower_gate_bias, lower_leave, lower_leave_bias, ones, BLOCK, W)
         h_upper = h.to(tl.bfloat16)
-        both = tl.dot(h_upper, upper_gate, tl.dot(ones, upper_gate_bias))
-        product, to_gate, to_value = _factors(both, BLOCK, W)
-        h = tl.dot(product, upper_leave, tl.dot(ones, upper_leave_bias, h)).to(tl.bfloat16)
         dh = tl.dot(g, tl.trans(head_weight))
-        dh, upper_gate_sum, upper_bias_sum, upper_leave_sum = _block_backward(
-            product, to_gate, to_value, dh, h_upper, upper_gate, upper_leave, ones,
-            upper_gate_sum, upper_bias_sum, upper_leave_sum, BLOCK, W,
+        dproduct = tl.dot(dh.to(tl.bfloat16), tl.trans(upper_leave))  # before the gates: fewer values wait together
+        both = tl.dot(h_upper, upper_gate, tl.dot(ones, upper_gate_bias))
+        product, dh, upper_gate_sum, bias_sum, upper_leave_sum = _block_backward(
+            both, dproduct, dh, h_upper, upper_gate, left_ones,
+            upper_gate_sum, bias_sum, upper_leave_sum, BLOCK, W,
         )  # fmt: skip
+        h = tl.dot(product, upper_leave, tl.dot(ones, upper_leave_bias, h_upper.to(tl.float32))).to(tl.bfloat16)
         if DEPTH == 2:
+            dproduct = tl.dot(dh.to(tl.bfloat16), tl.trans(lower_leave))
             # Recomputed, not kept: the bias is added last, lest the compiler recognise the product of the way up.
             both = tl.dot(ones, lower_gate_bias, tl.dot(h_lower, lower_gate))
-            product, to_gate, to_value = _factors(both, BLOCK, W)
-            dh, lower_gate_sum, lower_bias_sum, lower_leave_sum = _block_backward(
-                product, to_gate, to_value, dh, h_lower, lower_gate, lower_leave, ones,
-                lower_gate_sum, lower_bias_sum, lower_leave_sum, BLOCK, W,
+            _, dh, lower_gate_sum, bias_sum, lower_leave_sum = _block_backward(
+                both, dproduct, dh, h_lower, lower_gate, right_ones,
+                lower_gate_sum, bias_sum, lower_leave_sum, BLOCK, W,
             )  # fmt: skip
         tall = _join(h, dh.to(tl.bfloat16), BLOCK, W)  # as tall as the matrix units want their left operand
         if W == 16:
             tall = _join(tall, tall, BLOCK, 2 * W)
         tall = tl.trans(tall)
-        head_sum = tl.dot(tall, g, head_sum)
-        enter_sum = tl.dot(tall, high, enter_sum)
-        enter_sum = tl.dot(tall, low, enter_sum)
+        outer_sum = tl.dot(tall, _join(g, high, BLOCK, PAD), outer_sum)
     narrow, output = tl.arange(0, W), tl.arange(0, PAD)
     sums += (network * parts + part) * num_parameters
     head_bias = tl.sum(grad_sum, axis=0)
     target = sums + DEPTH * SIZE
-    row, column = tl.arange(0, TALL)[:, None], tl.arange(0, PAD)[None, :]
-    tl.store(target + row * num_outputs + column, head_sum, mask=(row < W) & (column < num_outputs))
-    tl.store(target + W * num_outputs + output, head_bias, mask=output < num_outputs)
+    row, column = tl.arange(0, TALL)[:, None], tl.arange(0, 2 * PAD)[None, :]
+    tl.store(target + row * OUTPUTS + column, outer_sum, mask=(row < W) & (column < OUTPUTS))
+    tl.store(target + W * OUTPUTS + output, head_bias, mask=output < OUTPUTS)
     weight = tl.load(
-        head + narrow[None, :] * num_outputs + output[:, None], mask=output[:, None] < num_outputs, other=0
+        head + narrow[None, :] * OUTPUTS + output[:, None], mask=output[:, None] < OUTPUTS, other=0
     )
     dh_sum = tl.sum(weight * head_bias[:, None], axis=0)
+    upper_bias = tl.sum(tl.where(left, bias_sum, 0), axis=1) / (W // 2)
     dh_sum = _store_block(
-        sums + (DEPTH - 1) * SIZE, upper, upper_gate_sum, upper_bias_sum, upper_leave_sum, dh_sum, W
+        sums + (DEPTH - 1) * SIZE, upper, upper_gate_sum, upper_bias, upper_leave_sum, dh_sum, W
     )
     if DEPTH == 2:
-        dh_sum = _store_block(sums, lower, lower_gate_sum, lower_bias_sum, lower_leave_sum, dh_sum, W)
-    target += (W + 1) * num_outputs
-    tl.store(target + column * W + row - W, enter_sum, mask=(row >= W) & (row < 2 * W) & (column < num_inputs))
-    tl.store(target + num_inputs * W + narrow, dh_sum)
+        lower_bias = tl.sum(tl.where(left, 0, bias_sum), axis=1) / (W // 2)
+        dh_sum = _store_block(sums, lower, lower_gate_sum, lower_bias, lower_leave_sum, dh_sum, W)
+    target += (W + 1) * OUTPUTS
+    column -= PAD
+    tl.store(target + column * W + row - W, outer_sum, mask=(row >= W) & (row < 2 * W) & (column >= 0) & (column < INPUTS))
+    tl.store(target + INPUTS * W + narrow, dh_sum)

@@ -1,6 +1,6 @@
 """Training throughput: member-data per second of whole training steps, beside the device's matrix rate.
 
-A datum seen by one member of an ensemble, forward and backward, optimiser and drawing of the batch included, counts one.
+A datum seen by one member of an ensemble counts one. Forward, backward, optimiser and drawing of the batch are in it.
 Run with ``python benchmarks/training_throughput.py`` on a GPU; with ``--device cpu`` the numbers are small and honest.
 """
 

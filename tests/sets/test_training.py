@@ -139,6 +139,13 @@ def test_no_patience_never_stops_early() -> None:
     assert (history.stopped, history.num_steps) == ("finished", 20)
 
 
+def test_of_weights_that_validation_cannot_tell_apart_the_newest_are_kept() -> None:
+    """A run whose loss only wanders ends with its last weights, not with the luckiest."""
+    history = tiny().fit(SIMULATOR, **(QUICK | {"steps": 40, "learning_rate": [(40, 1e-7)], "validate_every": 1}))
+    assert history.best_step == [40]
+    assert history.best_loss == history.validation_loss[-1]
+
+
 DESTRUCTIVE = [(20, 1e-2), (20, 0.3)]  # rates that first learn, then ruin
 
 
@@ -320,7 +327,7 @@ def test_data_that_are_neither_sets_nor_a_simulator_are_refused() -> None:
 
 
 def test_loss_that_is_not_finite_stops_training_and_names_the_rows() -> None:
-    message = r"The loss is nan at step 17 \(member 0, 2 of 2\).*keeps the weights of its lowest .*set 1 row 2"
+    message = r"The loss is nan at step 17 \(member 0, 2 of 2\).*keeps its best weights .*set 1 row 2"
     with pytest.raises(NonFiniteLossError, match=message):
         tiny(members=2).fit(at_step(17, spoiled), **QUICK)
 

@@ -19,9 +19,9 @@ from fishnets.algebra.cholesky import factor_width, inverse_softplus
 from fishnets.algebra.packing import diagonal_positions
 from fishnets.errors import ConfigError
 from fishnets.networks.ensemble import StackedLinear
+from fishnets.networks.fused import evaluate_fused, fuses
 from fishnets.networks.gated import Gated
-from fishnets.networks.mlp import MLP, MLPBody
-from fishnets.ops.stacked_mlp import stacked_mlp, stacked_mlp_backend
+from fishnets.networks.mlp import MLP
 
 __all__ = ["NetworkRecipe", "TwinNetwork", "network_from_dict", "network_to_dict"]
 
@@ -86,7 +86,7 @@ class TwinNetwork(nn.Module):
         if not half:
             return self._plain(values)
         if self.fuses(values):
-            return self._fused(values)
+            return evaluate_fused(*self._networks(), values)
         with torch.autocast(values.device.type, dtype=torch.bfloat16):
             score, raw_factor = self._plain(values)
         return score.float(), raw_factor.float()
@@ -100,26 +100,12 @@ class TwinNetwork(nn.Module):
 
     def fuses(self, values: Tensor) -> bool:
         """Whether bfloat16 evaluation of such rows runs as fused kernels."""
-        if not isinstance(self.score_body, MLPBody) or not isinstance(self.factor_body, MLPBody):
-            return False
-        if not values.is_cuda or values.requires_grad:
-            return False
-        return stacked_mlp_backend(values, *self._stacked(), self.score_body.name)[0] == "fused"
+        return fuses(*self._networks(), values)
 
-    def _fused(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        assert isinstance(self.score_body, MLPBody)
-        score, raw_factor = stacked_mlp(values, *self._stacked(), self.score_body.name, "fused").chunk(2)
-        return score[..., : self.num_params], raw_factor[..., : factor_width(self.factor, self.num_params)]
-
-    def _stacked(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Score and factor networks as 2K networks of one shape; the shorter heads are padded with zeros."""
-        assert isinstance(self.score_body, MLPBody)
-        assert isinstance(self.factor_body, MLPBody)
-        scores = [*self.score_body.layers, self.score_head]
-        factors = [*self.factor_body.layers, self.factor_head]
-        pairs = list(zip(scores, factors, strict=True))
-        weights = [_cat_padded(a.weight, b.weight) for a, b in pairs]
-        return weights, [_cat_padded(a.bias, b.bias).squeeze(1) for a, b in pairs]
+    def _networks(self) -> tuple[list[nn.Module], list[nn.Module]]:
+        """Body and head of the score network, and of the factor network."""
+        body = self.score_body if self.factor_body is None else self.factor_body
+        return [self.score_body, self.score_head], [body, self.factor_head]
 
     @torch.no_grad()
     def scale_to(self, set_size: float) -> None:
@@ -144,12 +130,6 @@ def _blocked(values: Tensor) -> Tensor:
         return values.unsqueeze(0)
     blocks = -(-len(values) // BLOCK)
     return pad(values, (0, 0, 0, blocks * BLOCK - len(values))).reshape(1, blocks, BLOCK, values.shape[1])
-
-
-def _cat_padded(a: Tensor, b: Tensor) -> Tensor:
-    """Joins (K, i, o) and (K, i, q) into (2K, i, max(o, q))."""
-    width = max(a.shape[-1], b.shape[-1])
-    return torch.cat([pad(a, (0, width - a.shape[-1])), pad(b, (0, width - b.shape[-1]))])
 
 
 def network_to_dict(recipe: NetworkRecipe) -> dict[str, Any]:

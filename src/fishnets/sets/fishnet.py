@@ -180,7 +180,7 @@ class Fishnet(nn.Module):
         steps: int = 10_000,
         batch_data: int | None = None,
         learning_rate: Schedule = 5e-3,
-        num_validation: int = 256,
+        num_validation: int = 1000,
         validation_fraction: float = 0.1,
         validate_every: int | None = None,
         patience: int | None = 20,
@@ -208,9 +208,10 @@ class Fishnet(nn.Module):
                 where looking would take over a tenth of the time.
             patience: Stop after this many looks without improvement of any member; None never stops early.
             clip: Largest gradient norm of a member; how often it acted is in the history.
-            keep_best: End with each member's best weights on validation data, not its last.
+            keep_best: End with each member's best weights on validation data: the newest that are within one standard
+                error of the lowest loss. Otherwise with the last.
             precision: ``"bfloat16"`` runs the networks' products in bf16 and everything after them in float32;
-                ``"auto"`` does so on a GPU for bodies of 128 or more.
+                ``"auto"`` does so on a GPU for networks that have fused kernels or are 128 or more wide.
             compile: Whether to use ``torch.compile``; ``"auto"`` does on a GPU.
             checkpoint: File for an exact resume; written when interrupted and every minute.
             device: Where to train: by default where the stored sets, or the model, are.
@@ -240,9 +241,7 @@ class Fishnet(nn.Module):
         if not self.fitted:
             self._prepare(source)
         self.fitted = True  # also when interrupted: the best weights so far stay, and are not to be rescaled
-        half = precision == "bfloat16" or (
-            precision == "auto" and where.type == "cuda" and self.recipe.network.width >= 128
-        )
+        half = precision == "bfloat16" or (precision == "auto" and self._half_pays(source.typical.values[:1]))
         compiled = compile == "on" or (compile == "auto" and where.type == "cuda")
         return train(
             self.networks,
@@ -260,6 +259,9 @@ class Fishnet(nn.Module):
         from fishnets.sets.files import save
 
         save(self, path)
+
+    def _half_pays(self, rows: Tensor) -> bool:
+        return rows.is_cuda and (self.networks.fuses(rows) or self.recipe.network.width >= 128)
 
     def _weigh_members(self, history: History) -> None:
         if all(math.isfinite(loss) for loss in history.best_loss):

@@ -1,8 +1,8 @@
 """The one training loop for sets.
 
 Adam with a warm-up and a cosine (or a given staircase) of learning rates, gradients clipped member by member, a fixed
-validation set looked at regularly, the best weights of each member kept. The loop can be interrupted at any step and
-resumed from its checkpoint with identical results.
+validation set looked at regularly, the best weights of each member kept (the newest within one standard error of the
+lowest validation loss). The loop can be interrupted at any step and resumed from its checkpoint with identical results.
 """
 
 from __future__ import annotations
@@ -82,8 +82,10 @@ class History:
         learning_rate: Learning rate at these steps.
         elapsed: Seconds spent until each of these looks.
         data_seen: Rows seen until each of these looks.
-        best_step: Step of each member's lowest validation loss.
-        best_loss: That loss.
+        best_step: Step of the weights each member ends with: the newest whose validation loss is within one standard
+            error of its lowest.
+        best_loss: Their validation loss.
+        lowest_step: Step of each member's lowest validation loss, from which patience is counted.
         clipped: Number of steps at which each member's gradient was clipped.
         num_steps: Steps taken.
         num_data: Rows seen, counted once however many members there are.
@@ -99,6 +101,7 @@ class History:
     data_seen: list[int] = field(default_factory=list)
     best_step: list[int] = field(default_factory=list)
     best_loss: list[float] = field(default_factory=list)
+    lowest_step: list[int] = field(default_factory=list)
     clipped: list[int] = field(default_factory=list)
     num_steps: int = 0
     num_data: int = 0
@@ -210,11 +213,15 @@ class _Run:
         self.apply: Callable[[Batch], None] = Replayed(self.update) if on_gpu else self.update
         self.best = {name: p.detach().clone() for name, p in self.parameters.items()}
         self.history = History(
-            best_step=[0] * self.members, best_loss=[math.inf] * self.members, clipped=[0] * self.members
+            best_step=[0] * self.members,
+            best_loss=[math.inf] * self.members,
+            lowest_step=[0] * self.members,
+            clipped=[0] * self.members,
         )
         self.loss = torch.zeros(self.members, device=self.device)
         self.loss_sum = torch.zeros(self.members, device=self.device)
         self.clipped = torch.zeros(self.members, dtype=torch.int64, device=self.device)
+        self.lowest: Tensor | None = None  # validation losses per set at each member's lowest mean, (K, B)
         self.steps_since = 0
         self.clock = time.monotonic()
 
@@ -279,15 +286,16 @@ class _Run:
             cause = f"The data of that step are at fault: {error}"
         raise NonFiniteLossError(
             f"The loss is {loss[members[0]].item()} at step {self.history.num_steps} (member {members[0]}, "
-            f"{len(members)} of {self.members}). Training has stopped; the model keeps the weights of its lowest "
-            f"validation loss (step {self.history.best_step[members[0]]}). {cause}"
+            f"{len(members)} of {self.members}). Training has stopped; the model keeps its best "
+            f"weights (step {self.history.best_step[members[0]]}). {cause}"
         )
 
     @torch.no_grad()
     def validate(self) -> None:
+        """Looks at the validation sets and keeps the weights of the members that did well."""
         history = self.history
-        loss = torch.stack([self.losses(part).sum(1) for part in _pieces(self.source.validation)]).sum(0)
-        values = (loss / len(self.source.validation.sets)).tolist()
+        losses = torch.cat([self.losses(part) for part in _pieces(self.source.validation)], dim=1)  # (K, B)
+        values = losses.mean(1).tolist()
         if not all(math.isfinite(v) for v in values) and history.num_steps:
             self.fail(torch.tensor(values), self.source.validation)
         history.steps.append(history.num_steps)
@@ -299,17 +307,33 @@ class _Run:
         history.clipped = self.clipped.tolist()
         self.loss_sum.zero_()
         self.steps_since = 0
-        for k, value in enumerate(values):
-            if value < history.best_loss[k] or not self.settings.keep_best:
-                history.best_loss[k], history.best_step[k] = value, history.num_steps
+        for k, good in enumerate(self.as_good_as_lowest(losses)):
+            if good or not self.settings.keep_best:
+                history.best_loss[k], history.best_step[k] = values[k], history.num_steps
                 for name, parameter in self.parameters.items():
                     self.best[name][k] = parameter[k]
+
+    def as_good_as_lowest(self, losses: Tensor) -> list[bool]:
+        """Whether each member's losses (K, B) exceed its lowest so far by no more than one standard error.
+
+        The same sets are compared, so the error is that of the differences. Of weights that validation cannot tell
+        apart the newest are the best trained; taking the lowest mean instead would pick the luckiest.
+        """
+        if self.lowest is None:
+            self.lowest = losses.clone()
+        difference = losses - self.lowest
+        mean, error = difference.mean(1), difference.std(1, correction=0) / math.sqrt(difference.shape[1])
+        self.lowest = torch.where((mean < 0).unsqueeze(1), losses, self.lowest)
+        for k, lower in enumerate((mean < 0).tolist()):
+            if lower:
+                self.history.lowest_step[k] = self.history.num_steps
+        return (mean <= error).tolist()
 
     def out_of_patience(self) -> bool:
         patience = self.settings.patience
         if patience is None or self.history.steps[-1] != self.history.num_steps:
             return False
-        return self.history.num_steps - max(self.history.best_step) >= patience * self.settings.validate_every
+        return self.history.num_steps - max(self.history.lowest_step) >= patience * self.settings.validate_every
 
     @torch.no_grad()
     def take_best(self) -> None:
@@ -323,6 +347,8 @@ class _Run:
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 tensors[f"adam.{key}.{name}"] = value
         tensors |= {"generator": self.generator_state(), "loss_sum": self.loss_sum, "clipped": self.clipped}
+        if self.lowest is not None:
+            tensors["lowest"] = self.lowest
         header = {"identity": self.identity, "history": self.history.to_dict(), "steps_since": self.steps_since}
         write_container(path, "checkpoint", header, tensors)
 
@@ -352,6 +378,7 @@ class _Run:
         self.generator.set_state(tensors["generator"])
         self.loss_sum.copy_(tensors["loss_sum"])
         self.clipped.copy_(tensors["clipped"])
+        self.lowest = tensors["lowest"].to(self.device) if "lowest" in tensors else None
         self.history, self.steps_since = History(**header["history"]), header["steps_since"]
 
 

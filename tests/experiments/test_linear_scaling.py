@@ -20,7 +20,7 @@ def test_the_published_protocol_is_the_papers() -> None:
     assert candidate.stored_sets == 10_000
     assert candidate.size == (500, 500)
     assert candidate.batch_data == 512 * 500
-    assert candidate.steps == 20 * 2000
+    assert candidate.steps == 20 * 1200
     assert isinstance(candidate.learning_rate, tuple)
     assert [rate for _, rate in candidate.learning_rate] == [5e-4, 1e-4, 5e-5, 1e-6, 5e-6]
     assert candidate.body.width == 256

@@ -234,7 +234,7 @@ def test_stairs_of_learning_rates() -> None:
 
 
 def test_cosine_of_learning_rates_warms_up_and_ends_at_nothing() -> None:
-    settings = Settings(1000, 1e-2, 10, None, 1.0, True, 0)
+    settings = Settings(1000, 1e-2, 10, None, 1.0, True, 0, 0)
     rates = [settings.rate_at(step) for step in range(1001)]
     assert rates[0] == pytest.approx(1e-4)
     assert max(rates) == pytest.approx(1e-2, rel=0.03)
@@ -256,9 +256,18 @@ def test_bfloat16_changes_little() -> None:
     settings = QUICK | {"learning_rate": 1e-3}
     fine, coarse = tiny(network=MLP(32, 2)), tiny(network=MLP(32, 2))
     a, b = fine.fit(SIMULATOR, **settings), coarse.fit(SIMULATOR, **settings, precision="bfloat16")
-    assert a.validation_loss[0] != b.validation_loss[0]
+    assert a.validation_loss[0] == b.validation_loss[0], "looks are float32 throughout"
+    assert a.train_loss[1] != b.train_loss[1]
     torch.testing.assert_close(torch.tensor(a.validation_loss), torch.tensor(b.validation_loss), rtol=0, atol=0.05)
     assert all(p.dtype == torch.float32 for p in coarse.parameters())
+
+
+def test_a_bfloat16_training_ends_in_float32() -> None:
+    """The last fiftieth of the steps is float32: with so few steps, one of twenty."""
+    coarse = tiny(network=MLP(32, 2)).fit(SIMULATOR, **(QUICK | {"validate_every": 1}), precision="bfloat16")
+    fine = tiny(network=MLP(32, 2)).fit(SIMULATOR, **(QUICK | {"validate_every": 1}))
+    assert coarse.num_steps == fine.num_steps == 20
+    assert coarse.train_loss[1] != fine.train_loss[1]
 
 
 def test_progress_bar_goes_to_stderr(capfd: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from enum import StrEnum
 
@@ -32,7 +31,7 @@ def resolve_device(device: Device) -> str:
 
 def command_line() -> str:
     """The command as typed, for the record."""
-    return " ".join([os.path.basename(sys.argv[0]), *sys.argv[1:]])
+    return " ".join(["fishnets", *sys.argv[1:]])
 
 
 def say(message: str) -> None:

@@ -36,6 +36,7 @@ from fishnets.sets.training import History, Schedule, Settings, train
 __all__ = ["Fishnet"]
 
 CHUNK = 2**18
+FINISH = 0.02  # the share of a bfloat16 training that ends in float32, the precision the model is used in
 
 
 class Fishnet(nn.Module):
@@ -210,8 +211,9 @@ class Fishnet(nn.Module):
             clip: Largest gradient norm of a member; how often it acted is in the history.
             keep_best: End with each member's best weights on validation data: the newest that are within one standard
                 error of the lowest loss. Otherwise with the last.
-            precision: ``"bfloat16"`` runs the networks' products in bf16 and everything after them in float32;
-                ``"auto"`` does so on a GPU for networks that have fused kernels or are 128 or more wide.
+            precision: ``"bfloat16"`` runs the networks' products in bf16 and everything after them in float32; the last
+                fiftieth of the steps, and every look at the validation sets, are float32 throughout, as ``compress``
+                is. ``"auto"`` does so on a GPU for networks that have fused kernels or are 128 or more wide.
             compile: Whether to use ``torch.compile``; ``"auto"`` does on a GPU.
             checkpoint: File for an exact resume; written when interrupted and every minute.
             device: Where to train: by default where the stored sets, or the model, are.
@@ -229,6 +231,7 @@ class Fishnet(nn.Module):
         source = self._source(data, theta, where, size, batch_data, num_validation, validation_fraction)
         if validate_every is None:
             validate_every = _validation_interval(steps, source, batch_data)
+        half = precision == "bfloat16" or (precision == "auto" and self._half_pays(source.typical.values[:1]))
         settings = Settings(
             steps=steps,
             learning_rate=learning_rate,
@@ -236,20 +239,23 @@ class Fishnet(nn.Module):
             patience=patience,
             clip=clip,
             keep_best=keep_best,
+            fast_steps=steps - math.ceil(FINISH * steps) if half else 0,
             seed=self.recipe.seed + 1,
         )
         if not self.fitted:
             self._prepare(source)
         self.fitted = True  # also when interrupted: the best weights so far stay, and are not to be rescaled
-        half = precision == "bfloat16" or (precision == "auto" and self._half_pays(source.typical.values[:1]))
         compiled = compile == "on" or (compile == "auto" and where.type == "cuda")
+        standards = self._standards()
+        exact = Objective(self.networks, standards, False, compiled and not half)  # too few steps to pay for compiling
         return train(
             self.networks,
-            Objective(self.networks, self._standards(), half, compiled),
+            exact,
+            Objective(self.networks, standards, True, compiled) if half else exact,
             source,
             settings,
             None if checkpoint is None else Path(checkpoint),
-            f"{self.recipe.identity} half={half} device={where.type}",
+            f"{self.recipe.identity} device={where.type}",
             sys.stderr.isatty() if progress is None else progress,
             self._weigh_members,
         )

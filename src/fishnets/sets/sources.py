@@ -143,7 +143,9 @@ class StoredSource:
         kept = Batch(sets[train], theta[train])
         mean_size = max(1.0, kept.sets.num_data / len(kept.sets))
         per_step = min(len(kept.sets), max(1, round(batch_data / mean_size)))
-        held_out = Batch(sets[validation], theta[validation]) if held else kept
+        held_out = Batch(sets[validation], theta[validation])
+        if held == 0:  # nothing held out, as was asked: looks go to some of the training sets
+            held_out = Batch(kept.sets[:1000], kept.theta[:1000])
         return StoredSource(kept, held_out, per_step, seed, digest)
 
     @property

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -45,6 +46,7 @@ class Settings:
     patience: int | None
     clip: float
     keep_best: bool
+    fast_steps: int
     seed: int
 
     def __post_init__(self) -> None:
@@ -125,6 +127,7 @@ class History:
 def train(
     network: nn.Module,
     losses: Losses,
+    fast_losses: Losses,
     source: Source,
     settings: Settings,
     checkpoint: Path | None,
@@ -137,6 +140,7 @@ def train(
     Args:
         network: The stacked networks; every parameter has the members as its first dimension.
         losses: Batch to losses per member and set, shape (K, B), differentiable.
+        fast_losses: The same in lower precision, used for the first ``settings.fast_steps`` updates.
         source: Where batches come from.
         settings: How to train.
         checkpoint: File to write to and, where it exists, to resume from.
@@ -147,7 +151,7 @@ def train(
     Returns:
         What happened.
     """
-    run = _Run(network, losses, source, settings, f"{description} {settings} {source.digest}")
+    run = _Run(network, losses, fast_losses, source, settings, f"{description} {settings} {source.digest}")
     if checkpoint is not None and not checkpoint.parent.is_dir():
         raise ConfigError(f"`checkpoint` is {checkpoint} but there is no folder {checkpoint.parent}; create it first.")
     if checkpoint is not None and checkpoint.exists():
@@ -198,7 +202,13 @@ class _Run:
     """Everything that changes during training, so that it can be stored and restored as one."""
 
     def __init__(
-        self, network: nn.Module, losses: Losses, source: Source, settings: Settings, identity: str
+        self,
+        network: nn.Module,
+        losses: Losses,
+        fast_losses: Losses,
+        source: Source,
+        settings: Settings,
+        identity: str,
     ) -> None:
         self.network, self.losses, self.source, self.settings = network, losses, source, settings
         self.identity = identity
@@ -210,7 +220,7 @@ class _Run:
         rate = torch.zeros((), device=self.device) if on_gpu else 0.0  # a captured update sees a tensor change
         self.optimizer = torch.optim.Adam(self.parameters.values(), lr=rate, fused=True, capturable=on_gpu)
         self.ahead = DrawnAhead(source, self.generator) if on_gpu else None
-        self.apply: Callable[[Batch], None] = Replayed(self.update) if on_gpu else self.update
+        self.apply_fast, self.apply = (self.updates_with(f, on_gpu) for f in (fast_losses, losses))
         self.best = {name: p.detach().clone() for name, p in self.parameters.items()}
         self.history = History(
             best_step=[0] * self.members,
@@ -236,7 +246,7 @@ class _Run:
         step = self.history.num_steps
         batch = self.source.batch(step, self.generator) if self.ahead is None else self.ahead.batch(step)
         self.set_rate(self.settings.rate_at(step))
-        self.apply(batch)
+        (self.apply_fast if step < self.settings.fast_steps else self.apply)(batch)
         if self.ahead is not None:
             # reading the loss waits for the device, so a GPU is asked only now and then
             if step % 50 == 0 and not bool(torch.isfinite(self.loss).all()):
@@ -247,9 +257,13 @@ class _Run:
         self.history.num_steps += 1
         self.history.num_data += batch.sets.num_data
 
-    def update(self, batch: Batch) -> None:
+    def updates_with(self, losses: Losses, on_gpu: bool) -> Callable[[Batch], None]:
+        update = partial(self.update, losses)
+        return Replayed(update) if on_gpu else update
+
+    def update(self, losses: Losses, batch: Batch) -> None:
         """Loss, gradients, clipping and optimiser; on a GPU nothing is read back from the device."""
-        loss = self.losses(batch).mean(1)  # (K,)
+        loss = losses(batch).mean(1)  # (K,)
         if self.ahead is None and not bool(torch.isfinite(loss).all()):
             self.fail(loss, batch)
         self.optimizer.zero_grad(set_to_none=True)

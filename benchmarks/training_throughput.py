@@ -36,7 +36,7 @@ def training(candidate: study.Candidate, device: str, steps: int) -> tuple[Measu
         sizes = torch.full((len(theta),), candidate.size[1], device=device)
         sets = simulator(theta.float(), sizes, generator)
         history = model.fit(sets, theta, validation_fraction=1e-3, **options, **looks)  # type: ignore[arg-type]
-    return study.throughput(history, candidate.members, skip=2), model.num_weights
+    return study.throughput(history, candidate.members), model.num_weights
 
 
 def matrix_rate(device: str, size: int) -> Measured:

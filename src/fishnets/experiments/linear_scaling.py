@@ -214,7 +214,11 @@ def run(config: Config, checkpoints: Path | None = None, progress: bool | None =
     trained = []
     for candidate in config.candidates:
         model, history = _train(candidate, config, checkpoints, progress)
-        metrics[f"throughput/{candidate.label}"] = metric(throughput(history, candidate.members))
+        sustained = throughput(history, candidate.members)
+        metrics[f"throughput/{candidate.label}"] = metric(sustained)
+        # one run: the error of its mean rate is not known better than that of the sustained one
+        overall = candidate.members * history.num_data / history.seconds
+        metrics[f"throughput-of-the-whole-run/{candidate.label}"] = Metric(overall, sustained.error)
         residuals = {}
         for size in config.test_sizes:
             found, residuals[size] = _measure(candidate, model, size, config)
@@ -223,13 +227,12 @@ def run(config: Config, checkpoints: Path | None = None, progress: bool | None =
     return Result(config, metrics, trained, time.monotonic() - started)
 
 
-def throughput(history: History, members: int, skip: int = 1) -> Measured:
-    """Member-data per second between the looks of a run, the first few left out, with the spread between them."""
+def throughput(history: History, members: int) -> Measured:
+    """Sustained member-data per second: the median over the intervals between looks, and its error."""
     data, elapsed = (torch.tensor(x, dtype=torch.float64) for x in (history.data_seen, history.elapsed))
     rates = members * data.diff() / elapsed.diff()
-    kept = rates[min(skip, len(rates) - 1) :]
-    total = members * float(data[-1] - data[-1 - len(kept)]) / float(elapsed[-1] - elapsed[-1 - len(kept)])
-    return Measured(total, float(kept.std()) / math.sqrt(len(kept)) if len(kept) > 1 else 0.0)
+    spread = (rates - rates.median()).abs().median()  # robust against the first interval, which compiles
+    return Measured(float(rates.median()), float(1.86 * spread / math.sqrt(len(rates))))
 
 
 def _train(

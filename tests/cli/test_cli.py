@@ -34,7 +34,8 @@ def test_demo_writes_report_figure_model_and_record(tmp_path: Path) -> None:
     assert "Next:" in done.stderr
     assert (tmp_path / "demo" / "report.md").read_text().startswith("# Fishnets on linear regression")
     assert (tmp_path / "demo" / "residuals.png").stat().st_size > 1000
-    assert len(list((tmp_path / "demo" / "demo").glob("*.json"))) == 1
+    (record,) = (tmp_path / "demo").glob("smoke-clean-cpu-*.json")
+    assert "efficiency/recommended/n=50" in json.loads(record.read_text())["metrics"]
     model = fn.load(tmp_path / "demo" / "model.fishnet")
     assert model.compress(fn.Sets.from_list([torch.zeros(3, 3)])).count.tolist() == [3]
 

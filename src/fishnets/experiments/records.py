@@ -20,7 +20,18 @@ import torch
 from fishnets.errors import ConfigError, FileFormatError
 from fishnets.inference.efficiency import Measured
 
-__all__ = ["Metric", "Record", "check_records", "hardware_name", "metric", "read_record", "versions", "write_record"]
+__all__ = [
+    "Metric",
+    "Record",
+    "check_records",
+    "hardware_name",
+    "metric",
+    "read_record",
+    "record_text",
+    "refuse_overwrite",
+    "versions",
+    "write_record",
+]
 
 
 @dataclass(frozen=True)
@@ -90,8 +101,13 @@ def write_record(record: Record, root: str | Path, overwrite: bool = False) -> P
     path = record.path_in(root)
     refuse_overwrite(path, overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(asdict(record), indent=1, default=str, allow_nan=False) + "\n")
+    path.write_text(record_text(record))
     return path
+
+
+def record_text(record: Record) -> str:
+    """A record as JSON."""
+    return json.dumps(asdict(record), indent=1, default=str, allow_nan=False) + "\n"
 
 
 def refuse_overwrite(path: Path, overwrite: bool) -> None:

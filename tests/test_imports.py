@@ -18,11 +18,12 @@ import fishnets
 SOURCE = Path(fishnets.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
-# errors <- algebra <- {ragged, priors} <- ops <- {networks, simulators} <- {sets, graphs} <- {inference, scale}
-#        <- interop <- experiments <- cli
+# errors <- algebra <- arrays <- {ragged, priors} <- ops <- {networks, simulators} <- {sets, graphs}
+#        <- {inference, scale} <- interop <- experiments <- cli
 LAYERS = [
     {"errors"},
     {"algebra"},
+    {"arrays"},
     {"ragged", "priors"},
     {"ops"},
     {"networks", "simulators"},
@@ -124,6 +125,7 @@ def test_imports_point_one_way(path):
     ("layer", "statement"),
     [
         ("algebra", "from fishnets.priors import Normal"),
+        ("arrays", "from fishnets.ragged import Sets"),
         ("ragged", "import fishnets.priors"),
         ("priors", "from fishnets import ragged"),
         ("networks", "from fishnets.simulators.linear_regression import LinearRegression"),

@@ -118,30 +118,6 @@ def test_float64_in_one_set_makes_all_float64():
     assert sets.values.dtype == torch.float64
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        np.arange(12.0).reshape(6, 2)[::2],
-        np.arange(12.0).reshape(6, 2)[::-2],
-        np.asfortranarray(np.arange(6.0).reshape(3, 2)),
-        np.broadcast_to(np.array([1.0, 2.0]), (3, 2)),
-        np.arange(6.0).reshape(3, 2).astype(">f8"),
-        torch.arange(6.0).reshape(2, 3).mT,
-        torch.arange(12.0).reshape(6, 2)[::2],
-        [np.array([1.0, 2.0]), np.array([3.0, 4.0])],
-        [[1, 2], [3, 4]],
-        ((1.0, 2.0), (3.0, 4.0)),
-    ],
-    ids=["strided", "reversed", "fortran", "frozen", "big-endian", "transposed", "sliced", "rows", "lists", "tuples"],
-)
-def test_any_layout_is_read(rows):
-    expected = torch.tensor(np.array([np.asarray(row) for row in rows], dtype=np.float64))
-    number = len(rows)
-    for sets in (Sets.from_list([rows]), Sets.from_offsets(rows, [0, number]), Sets.from_index(rows, [0] * number)):
-        equal(sets.values.double(), expected)
-        equal(sets.offsets, torch.tensor([0, number]))
-
-
 def test_offsets_need_not_be_contiguous():
     offsets = torch.tensor([0, 9, 2, 9, 5, 9])[::2]
     pieces = list(Sets.from_offsets(torch.zeros(5, 1), offsets).chunks(3))

@@ -1,4 +1,4 @@
-"""Our exceptions and warnings, and the shape checks that every layer shares.
+"""Our exceptions, and the shape checks that every layer shares.
 
 An error says what was given, what was expected and how to fix it. Every exception of this library derives from
 :class:`FishnetsError` and from the built-in type a caller would expect, so both ``except`` clauses work.
@@ -16,7 +16,6 @@ __all__ = [
     "DataError",
     "FileFormatError",
     "FishnetsError",
-    "FishnetsWarning",
     "IncompatibleInformationError",
     "MissingExtraError",
     "NonFiniteError",
@@ -32,10 +31,6 @@ __all__ = [
 
 class FishnetsError(Exception):
     """Base of every error this library raises."""
-
-
-class FishnetsWarning(UserWarning):
-    """Base of every warning this library gives."""
 
 
 class ShapeError(FishnetsError, ValueError):

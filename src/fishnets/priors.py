@@ -6,20 +6,17 @@ Gaussian algebra uses its two moments.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fishnets.algebra.cholesky import cholesky
 from fishnets.algebra.gaussian import Gaussian
+from fishnets.arrays import ArrayLike
 from fishnets.errors import ConfigError, DataError, ShapeError, expect_last_dim, expect_square
 
 __all__ = ["Box", "Moments", "Normal", "Prior", "prior_from_dict", "prior_to_dict"]
-
-ArrayLike = Tensor | np.ndarray[Any, Any] | Sequence[float] | Sequence[Sequence[float]]
 
 
 @runtime_checkable

@@ -10,26 +10,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fishnets.arrays import ArrayLike, as_float, as_integers, as_rows, as_tensor
 from fishnets.errors import ConfigError, DataError, NonFiniteError, ShapeError, describe_rows
 
 __all__ = ["NonFinitePolicy", "Sets"]
 
 NonFinitePolicy = Literal["raise", "drop"]
-ArrayLike = Tensor | np.ndarray[Any, Any] | Sequence[Any]
 
 
 @dataclass(frozen=True, eq=False)
 class Sets:
     """A batch of sets: rows and offsets.
 
-    Build one with :meth:`from_list`, :meth:`from_padded`, :meth:`from_offsets`, :meth:`from_index` or
-    :meth:`from_jagged`, which check the data. Integers and half precision become float32; float64 stays, and is then
+    Build one with :meth:`from_list`, :meth:`from_padded`, :meth:`from_block`, :meth:`from_offsets`, :meth:`from_index`
+    or :meth:`from_jagged`, which check the data. Integers and half precision become float32; float64 stays, and is then
     computed with throughout.
 
     Args:
@@ -81,7 +81,7 @@ class Sets:
         """
         if len(arrays) == 0:
             raise DataError("The list of sets is empty; at least one set was expected (a set may hold no rows).")
-        tensors = [_as_float(array, f"sets[{i}]") for i, array in enumerate(arrays)]
+        tensors = [as_float(array, f"sets[{i}]") for i, array in enumerate(arrays)]
         widths = [t.shape[1] for t in tensors if t.ndim == 2 and (t.shape[0] > 0 or t.shape[1] > 0)]
         if not widths and all(t.numel() == 0 for t in tensors):
             raise DataError(
@@ -89,7 +89,7 @@ class Sets:
                 "(0, num_features)."
             )
         width = widths[0] if widths else 1
-        rows = [_as_rows(t, width, f"sets[{i}]") for i, t in enumerate(tensors)]
+        rows = [as_rows(t, width, f"sets[{i}]") for i, t in enumerate(tensors)]
         dtype = torch.float64 if any(r.dtype == torch.float64 for r in rows) else torch.float32
         sizes = torch.tensor([len(r) for r in rows], dtype=torch.int64, device=rows[0].device)
         values = torch.cat([r.to(dtype=dtype, device=rows[0].device) for r in rows])
@@ -108,8 +108,8 @@ class Sets:
             >>> Sets.from_padded(torch.zeros(2, 4, 3), torch.tensor([[1, 1, 0, 0], [1, 0, 1, 1]])).sizes
             tensor([2, 3])
         """
-        block = _as_float(values, "values")
-        chosen = _as_tensor(mask, "mask").to(block.device)
+        block = as_float(values, "values")
+        chosen = as_tensor(mask, "mask").to(block.device)
         if block.ndim != 3 or chosen.shape != block.shape[:2]:
             raise ShapeError(
                 f"`values` has shape {tuple(block.shape)} and `mask` {tuple(chosen.shape)} but (num_sets, n_max, "
@@ -131,7 +131,7 @@ class Sets:
             >>> Sets.from_block(torch.zeros(2, 4, 3)).sizes
             tensor([4, 4])
         """
-        block = _as_float(values, "values")
+        block = as_float(values, "values")
         if block.ndim != 3:
             raise ShapeError(f"`values` has shape {tuple(block.shape)} but (num_sets, n, num_features) was expected.")
         sets = _equal_sets(block.flatten(0, 1), block.shape[0], block.shape[1])
@@ -150,8 +150,8 @@ class Sets:
             >>> Sets.from_offsets(torch.zeros(7, 3), [0, 2, 7]).sizes
             tensor([2, 5])
         """
-        rows = _as_float(values, "values")
-        bounds = _as_integers(offsets, "offsets", rows.device)
+        rows = as_float(values, "values")
+        bounds = as_integers(offsets, "offsets", rows.device)
         if rows.ndim != 2:
             raise ShapeError(f"`values` has shape {tuple(rows.shape)} but (num_data, num_features) was expected.")
         if len(bounds) < 2:
@@ -179,8 +179,8 @@ class Sets:
             >>> Sets.from_index(torch.tensor([[1.0], [2.0], [3.0]]), [2, 0, 2]).sizes
             tensor([1, 0, 2])
         """
-        rows = _as_float(values, "values")
-        groups = _as_integers(index, "index", rows.device)
+        rows = as_float(values, "values")
+        groups = as_integers(index, "index", rows.device)
         if rows.ndim != 2 or len(groups) != len(rows):
             raise ShapeError(
                 f"`values` has shape {tuple(rows.shape)} and `index` {tuple(groups.shape)} but (num_data, "
@@ -364,55 +364,6 @@ def _equal_sets(values: Tensor, num_sets: int, size: int) -> Sets:
 
 def _offsets_from_sizes(sizes: Tensor) -> Tensor:
     return torch.cat([sizes.new_zeros(1, dtype=torch.int64), sizes.to(torch.int64).cumsum(0)])
-
-
-def _as_tensor(array: ArrayLike, name: str) -> Tensor:
-    try:
-        if isinstance(array, list | tuple) and array and isinstance(array[0], np.ndarray):
-            array = np.stack(array)
-        return torch.as_tensor(_shareable(array) if isinstance(array, np.ndarray) else array)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"`{name}` cannot be read as an array of numbers: {error}") from error
-
-
-def _shareable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Copies what torch cannot share memory with: read-only, reversed, or in the other byte order (FITS)."""
-    if array.flags.writeable and array.dtype.isnative and min(array.strides, default=0) >= 0:
-        return array
-    return array.astype(array.dtype.newbyteorder("="), order="C")
-
-
-def _as_float(array: ArrayLike, name: str) -> Tensor:
-    tensor = _as_tensor(array, name)
-    if tensor.is_complex():
-        raise DataError(f"`{name}` is complex; give real and imaginary parts as two features.")
-    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.to(torch.float32)
-
-
-def _as_rows(tensor: Tensor, width: int, name: str) -> Tensor:
-    if tensor.numel() == 0 and tensor.ndim <= 2 and (tensor.ndim == 1 or tensor.shape[0] == 0):
-        if tensor.ndim == 2 and tensor.shape[1] not in (0, width):
-            raise ShapeError(f"`{name}` has {tensor.shape[1]} features but the first set has {width}.")
-        return tensor.new_zeros((0, width))
-    if tensor.ndim != 2:
-        raise ShapeError(
-            f"`{name}` has shape {tuple(tensor.shape)} but (n, num_features) was expected. For one feature, give "
-            "shape (n, 1)."
-        )
-    if tensor.shape[1] != width:
-        raise ShapeError(f"`{name}` has {tensor.shape[1]} features but the first set has {width}.")
-    return tensor
-
-
-def _as_integers(array: ArrayLike, name: str, device: torch.device) -> Tensor:
-    tensor = _as_tensor(array, name).to(device)
-    if tensor.shape == (0,):  # an empty list has no integer type of its own
-        tensor = tensor.to(torch.int64)
-    if tensor.ndim != 1 or tensor.is_floating_point() or tensor.dtype == torch.bool:
-        raise DataError(
-            f"`{name}` has shape {tuple(tensor.shape)} and dtype {tensor.dtype} but a vector of integers was expected."
-        )
-    return tensor.to(torch.int64).contiguous()
 
 
 def _bad_rows(values: Tensor) -> Tensor:

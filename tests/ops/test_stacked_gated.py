@@ -163,19 +163,15 @@ def test_wrong_shapes_raise() -> None:
     ("num_rows", "num_networks", "num_inputs", "width", "num_outputs", "depth"),
     [
         (1, 4, 3, 32, 6, 2),
-        (1, 1, 3, 16, 1, 1),
-        (127, 1, 3, 32, 6, 1),
-        (1000, 4, 3, 32, 6, 2),
-        (1024, 4, 3, 16, 6, 2),
-        (20_011, 4, 5, 32, 6, 2),
+        (1100, 4, 3, 32, 6, 2),
+        (20_011, 4, 3, 32, 6, 2),
         (20_011, 4, 5, 16, 16, 2),
-        (100_003, 1, 7, 32, 6, 2),
-        (513, 20, 15, 32, 16, 2),
-        (513, 3, 15, 16, 1, 1),
-        (300, 2, 1, 32, 1, 2),
-        (300, 2, 4, 16, 2, 2),
+        (100_003, 1, 5, 16, 16, 2),
+        (512, 20, 15, 32, 16, 2),
+        (300, 2, 1, 32, 1, 1),
+        (1, 1, 3, 16, 1, 1),
     ],
-)
+)  # few shapes in all tests together: kernels are compiled for each, and again for one row and for multiples of 16
 def test_fused_equals_reference(
     num_rows: int, num_networks: int, num_inputs: int, width: int, num_outputs: int, depth: int
 ) -> None:
@@ -184,8 +180,10 @@ def test_fused_equals_reference(
     autocast = output_and_gradients(x, layers, grad, "reference", torch.float32, half=True)
     poison_memory()
     given = output_and_gradients(x, layers, grad, "fused", torch.float32)
+    # a single row has nothing to average over: one rounding may be the whole error of a few numbers
+    least = TOLERANCE if num_rows > 1 else 3 * TOLERANCE
     for name, one, other, wanted in zip(names(depth), given, autocast, expected, strict=True):
-        tolerance = max(TOLERANCE, AUTOCAST_FACTOR * relative_error(other, wanted))
+        tolerance = max(least, AUTOCAST_FACTOR * relative_error(other, wanted))
         assert relative_error(one, wanted) < tolerance, name
 
 
@@ -199,9 +197,9 @@ def test_fused_gradients_of_large_inputs_stay_finite() -> None:
 
 @pytest.mark.gpu
 @needs_context
-@pytest.mark.parametrize("width", [16, 32])
-def test_fused_reruns_give_the_same_bits(width: int) -> None:
-    x, layers, grad = make_case(50_000, 4, 3, width, 6, 2, "cuda")
+@pytest.mark.parametrize(("num_inputs", "width", "num_outputs"), [(5, 16, 16), (3, 32, 6)])
+def test_fused_reruns_give_the_same_bits(num_inputs: int, width: int, num_outputs: int) -> None:
+    x, layers, grad = make_case(50_001, 4, num_inputs, width, num_outputs, 2, "cuda")
     first = output_and_gradients(x, layers, grad, "fused", torch.float32)
     for _ in range(3):
         poison_memory()
@@ -211,9 +209,9 @@ def test_fused_reruns_give_the_same_bits(width: int) -> None:
 
 @pytest.mark.gpu
 @needs_context
-@pytest.mark.parametrize(("num_networks", "num_outputs"), [(2, 6), (1, 16)])
-def test_fused_with_strided_arguments_gives_the_same_bits(num_networks: int, num_outputs: int) -> None:
-    x, layers, grad = make_case(300, num_networks, 3, 32, num_outputs, 2, "cuda", torch.float32)
+@pytest.mark.parametrize("num_networks", [2, 1])
+def test_fused_with_strided_arguments_gives_the_same_bits(num_networks: int) -> None:
+    x, layers, grad = make_case(300, num_networks, 3, 32, 6, 2, "cuda", torch.float32)
     expected = output_and_gradients(x, layers, grad, "fused", torch.float32)
     strided = [(weight.mT.contiguous().mT, bias.T.contiguous().T) for weight, bias in layers]
     tensors = [tensor.requires_grad_() for layer in strided for tensor in layer]

@@ -13,7 +13,7 @@ from tests.sets.helpers import PRIOR, SIMULATOR, Recorded, at_step, generator, s
 from fishnets import Sets
 from fishnets.errors import ConfigError, DataError, NonFiniteError, ShapeError, SupportError
 from fishnets.priors import Box
-from fishnets.sets.sources import SimulatorSource, StoredSource, source_of
+from fishnets.sets.sources import SimulatorSource, StoredSource
 
 
 def simulated(simulator: Any = SIMULATOR, size: Any = (5, 50), **settings: Any) -> SimulatorSource:
@@ -244,10 +244,3 @@ def test_digest_tells_other_data() -> None:
     assert held(sets, theta).digest != held(sets, theta + 1e-3).digest
     assert held(sets, theta).digest != held(Sets(sets.values * 1.001, sets.offsets), theta).digest
     assert simulated().digest != simulated(size=(5, 51)).digest
-
-
-def test_simulators_and_stored_sets_are_told_apart() -> None:
-    assert source_of(stored(3)[0]) == "stored"
-    assert source_of(SIMULATOR) == "simulator"
-    with pytest.raises(DataError, match=r"`fit` was given a list but a simulator, called as `simulator\(theta, size"):
-        source_of([torch.zeros(3, 3)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tests.sets.helpers import (
     stored,
     tiny,
 )
+from torch import Tensor
 
 from fishnets import History, Sets
 from fishnets.errors import (
@@ -36,6 +38,9 @@ from fishnets.errors import (
 )
 from fishnets.networks import MLP, Gated
 from fishnets.priors import Box, Normal
+from fishnets.sets import fishnet
+from fishnets.sets.objective import Objective
+from fishnets.sets.sources import Batch
 from fishnets.sets.training import Settings
 
 LONG = QUICK | {"steps": 60, "validate_every": 7}
@@ -116,22 +121,29 @@ def test_history_of_a_fit() -> None:
     assert History(**history.to_dict()) == history
 
 
-def test_history_in_words() -> None:
-    history = History(
-        best_step=[30, 70], best_loss=[-1.0, -2.5], clipped=[3, 4], num_steps=100, num_data=32_000, seconds=2.0,
-        stopped="patience",
-    )  # fmt: skip
-    assert str(history) == (
-        "100 steps, 32,000 data in 2 s (16,000 a second); best validation loss -2.5000 at step 70; gradients clipped "
-        "at 7 of 200 member steps; patience"
-    )
-    assert "0 steps" in str(History())
-
-
 def test_early_stopping_by_patience() -> None:
     history = tiny().fit(SIMULATOR, **(LONG | {"learning_rate": 0.0, "validate_every": 5, "patience": 3}))
     assert history.stopped == "patience"
     assert history.num_steps == 15
+
+
+def test_a_first_loss_that_is_not_finite_is_no_lowest_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An untrained network may give no finite loss on some set; what it learns later is kept all the same."""
+
+    def make(*given: Any) -> Callable[[Batch], Tensor]:
+        objective, looks = Objective(*given), iter([torch.nan])
+        return lambda batch: objective(batch) + (0.0 if torch.is_grad_enabled() else next(looks, 0.0))
+
+    monkeypatch.setattr(fishnet, "Objective", make)
+    history = tiny(members=2).fit(SIMULATOR, **QUICK)
+    assert all(math.isnan(loss) for loss in history.validation_loss[0])
+    assert min(history.best_step) > 0
+    assert all(math.isfinite(loss) for loss in history.best_loss)
+
+
+def test_no_patience_at_all_is_refused() -> None:
+    with pytest.raises(ConfigError, match="`patience` is 0 but at least 1, or None, was expected"):
+        tiny().fit(SIMULATOR, **(QUICK | {"patience": 0}))
 
 
 def test_no_patience_never_stops_early() -> None:
@@ -262,24 +274,37 @@ def test_bfloat16_changes_little() -> None:
     assert all(p.dtype == torch.float32 for p in coarse.parameters())
 
 
-def test_a_bfloat16_training_ends_in_float32() -> None:
-    """The last fiftieth of the steps is float32: with so few steps, one of twenty."""
-    coarse = tiny(network=MLP(32, 2)).fit(SIMULATOR, **(QUICK | {"validate_every": 1}), precision="bfloat16")
-    fine = tiny(network=MLP(32, 2)).fit(SIMULATOR, **(QUICK | {"validate_every": 1}))
-    assert coarse.num_steps == fine.num_steps == 20
-    assert coarse.train_loss[1] != fine.train_loss[1]
+def test_a_bfloat16_training_ends_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last fiftieth of the updates, two of a hundred, and every look are float32; the other updates are not."""
+    updates, looks = recorded_precisions(monkeypatch)
+    tiny().fit(SIMULATOR, **(QUICK | {"steps": 100}), precision="bfloat16")
+    assert updates == ["half"] * 98 + ["float32"] * 2
+    assert looks == ["float32"] * 21
 
 
-def test_progress_bar_goes_to_stderr(capfd: pytest.CaptureFixture[str]) -> None:
-    tiny().fit(SIMULATOR, **QUICK, progress=True)
-    captured = capfd.readouterr()
-    assert captured.out == ""
-    assert "20/20" in captured.err
+def test_a_float32_training_is_float32_throughout(monkeypatch: pytest.MonkeyPatch) -> None:
+    updates, looks = recorded_precisions(monkeypatch)
+    tiny().fit(SIMULATOR, **QUICK, precision="float32")
+    assert (updates, looks) == (["float32"] * 20, ["float32"] * 5)
 
 
-def test_nothing_is_printed_unless_asked(capfd: pytest.CaptureFixture[str]) -> None:
-    tiny().fit(SIMULATOR, **QUICK, progress=False)
-    assert capfd.readouterr() == ("", "")
+def recorded_precisions(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[str]]:
+    """The precisions in which updates (with gradients) and looks (without) will have been evaluated, in order."""
+    updates: list[str] = []
+    looks: list[str] = []
+
+    def make(*given: Any) -> Callable[[Batch], Tensor]:
+        objective = Objective(*given)
+
+        def losses(batch: Batch) -> Tensor:
+            value = objective(batch)
+            (updates if value.requires_grad else looks).append("half" if objective.half else "float32")
+            return value
+
+        return losses
+
+    monkeypatch.setattr(fishnet, "Objective", make)
+    return updates, looks
 
 
 @pytest.mark.parametrize(
@@ -291,6 +316,7 @@ def test_nothing_is_printed_unless_asked(capfd: pytest.CaptureFixture[str]) -> N
         ({"clip": math.nan}, r"`clip` is nan but a positive gradient norm was expected"),
         ({"learning_rate": []}, r"`learning_rate` is \[\] but a rate or stairs \[\(steps, rate\), ...\] were expected"),
         ({"learning_rate": -1.0}, r"`learning_rate` is -1.0 but a rate or stairs"),
+        ({"size": (9, 3), "batch_data": None}, r"`size` is \(9, 3\) but a whole number or a range"),
         ({"size": (9, 3)}, r"`size` is \(9, 3\) but a whole number or a range"),
         ({"num_validation": 0}, r"`num_validation` is 0 but at least 1 was expected"),
         ({"precision": "fp16"}, r"`precision` is 'fp16' but one of \('auto', 'float32', 'bfloat16'\) was expected"),

@@ -2,6 +2,6 @@
 
 from fishnets.sets.files import load
 from fishnets.sets.fishnet import Fishnet
-from fishnets.sets.training import History
+from fishnets.sets.history import History
 
 __all__ = ["Fishnet", "History", "load"]

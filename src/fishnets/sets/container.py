@@ -89,7 +89,9 @@ def _described(path: Path, kind: str, metadata: dict[str, str], tensors: dict[st
     if not isinstance(header, dict):
         raise FileFormatError(f"{path} has a damaged description: a JSON object was expected.")
     version = header.get("format_version")
-    if not isinstance(version, int) or version > FORMAT_VERSION:
+    if not isinstance(version, int):
+        raise FileFormatError(f"{path} has a damaged description: its format version is {version!r}.")
+    if version > FORMAT_VERSION:
         raise FileFormatError(
             f"{path} has format version {version}, newer than the {FORMAT_VERSION} this release reads. "
             "Upgrade fishnets: `pip install --upgrade fishnets`."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +68,7 @@ def _expect_moments(given: Prior, stored: Prior) -> None:
 def describe(path: str | Path) -> dict[str, Any]:
     """Reads what a model file says of itself, as plain values."""
     header, tensors = read_container(path, "model")
-    networks = [name for name in tensors if re.match(r"networks\.", name)]
+    networks = [name for name in tensors if name.startswith("networks.")]
     members = header["recipe"]["members"]
     return {
         **header["recipe"],

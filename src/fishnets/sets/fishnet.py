@@ -28,10 +28,11 @@ from fishnets.networks import Gated, NetworkRecipe, TwinNetwork, member_weights
 from fishnets.ops.segment_information import segment_information
 from fishnets.priors import Prior
 from fishnets.ragged import Sets
+from fishnets.sets.history import History
 from fishnets.sets.objective import Objective, Standards
 from fishnets.sets.recipe import Recipe
-from fishnets.sets.sources import Simulator, SimulatorSource, Source, StoredSource, source_of
-from fishnets.sets.training import History, Schedule, Settings, train
+from fishnets.sets.sources import Simulator, SimulatorSource, Source, StoredSource, size_range
+from fishnets.sets.training import Schedule, Settings, train
 
 __all__ = ["Fishnet"]
 
@@ -98,7 +99,7 @@ class Fishnet(nn.Module):
         self.fitted = False
         generator = torch.Generator().manual_seed(seed)
         self.networks = TwinNetwork(body, num_features, len(point), factor, shared, members, generator)
-        self.networks.scale_to(100.0)
+        self.networks.scale_to(100.0)  # until `fit` knows how large sets are
         self._register(prior, point)
 
     def _register(self, prior: Prior, fiducial: Tensor) -> None:
@@ -184,7 +185,7 @@ class Fishnet(nn.Module):
         num_validation: int = 1000,
         validation_fraction: float = 0.1,
         validate_every: int | None = None,
-        patience: int | None = 20,
+        patience: int | None = None,
         clip: float = 1.0,
         keep_best: bool = True,
         precision: Literal["auto", "float32", "bfloat16"] = "auto",
@@ -207,7 +208,8 @@ class Fishnet(nn.Module):
             validation_fraction: With stored sets, the share held out for validation.
             validate_every: Steps between looks at the validation loss; by default a hundredth of ``steps``, or more
                 where looking would take over a tenth of the time.
-            patience: Stop after this many looks without improvement of any member; None never stops early.
+            patience: Stop after this many looks without improvement of any member. By default never: the best weights
+                are kept anyway, and the loss may wander for long before the learning rate falls.
             clip: Largest gradient norm of a member; how often it acted is in the history.
             keep_best: End with each member's best weights on validation data: the newest that are within one standard
                 error of the lowest loss. Otherwise with the last.
@@ -215,7 +217,8 @@ class Fishnet(nn.Module):
                 fiftieth of the steps, and every look at the validation sets, are float32 throughout, as ``compress``
                 is. ``"auto"`` does so on a GPU for networks that have fused kernels or are 128 or more wide.
             compile: Whether to use ``torch.compile``; ``"auto"`` does on a GPU.
-            checkpoint: File for an exact resume; written when interrupted and every minute.
+            checkpoint: File for an exact resume; written at the end, when interrupted, and at looks at the validation
+                sets, at most once a minute.
             device: Where to train: by default where the stored sets, or the model, are.
             progress: Whether to show a progress bar; by default when stderr is a terminal.
 
@@ -320,19 +323,21 @@ class Fishnet(nn.Module):
         validation_fraction: float,
     ) -> Source:
         seed = self.recipe.seed
-        if source_of(data) == "stored":
-            assert isinstance(data, Sets)  # narrowed by source_of
+        if isinstance(data, Sets):
             if theta is None:
                 raise DataError("Stored sets need the parameters they were made with: `model.fit(sets, theta)`.")
             sets = self._expect(data).to(device)
-            return StoredSource.make(
-                sets, torch.as_tensor(theta).to(device), self.prior, batch_data, validation_fraction, seed
+            return StoredSource.make(sets, theta, self.prior, batch_data, validation_fraction, seed)
+        if not callable(data):
+            raise DataError(
+                f"`fit` was given a {type(data).__name__} but a simulator, called as `simulator(theta, size, "
+                "generator)`, or `fishnets.Sets` with their `theta` was expected."
             )
         if theta is not None:
             raise DataError("`theta` goes with stored sets; a simulator is given its parameters by the prior.")
         generator = torch.Generator(device).manual_seed(seed + 2)
         return SimulatorSource.make(
-            data, self.prior, size, batch_data, num_validation, self.recipe.num_features, seed, generator  # type: ignore[arg-type]
+            data, self.prior, size, batch_data, num_validation, self.recipe.num_features, seed, generator
         )
 
     @torch.no_grad()
@@ -366,11 +371,10 @@ def _expect_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 def _largest(data: Any, size: int | Sequence[int]) -> int:
-    """Size of the largest set a fit will meet; what is wrong with the arguments is found when they are used."""
+    """Size of the largest set a fit will meet."""
     if isinstance(data, Sets):
         return int(data.sizes.max()) if len(data) else 0
-    sizes = [size] if isinstance(size, int) else list(size)
-    return max((int(n) for n in sizes), default=0)
+    return size_range(size)[1]
 
 
 def _device_of(data: Any, default: torch.device) -> torch.device:

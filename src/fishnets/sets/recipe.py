@@ -10,6 +10,7 @@ from fishnets.priors import Prior, prior_from_dict, prior_to_dict
 
 __all__ = ["Recipe"]
 
+
 @dataclass(frozen=True)
 class Recipe:
     """Everything that determines an untrained Fishnet; saved as JSON."""

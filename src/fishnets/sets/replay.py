@@ -53,7 +53,7 @@ class Replayed:
 
     def _capture(self, batch: Batch) -> tuple[Batch, torch.cuda.CUDAGraph]:
         sets = Sets(batch.sets.values.clone(), batch.sets.offsets.clone())
-        sets.__dict__["common_size"] = batch.sets.common_size
+        _ = sets.common_size  # looked up now: a capture cannot wait for the device
         still = Batch(sets, batch.theta.clone())
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool, stream=torch.cuda.current_stream()):
@@ -71,7 +71,8 @@ class DrawnAhead:
 
     def __init__(self, source: Source, generator: torch.Generator) -> None:
         self.source, self.generator = source, generator
-        self.stream = torch.cuda.Stream()
+        self.stream = torch.cuda.Stream(generator.device)
+        self.stream.wait_stream(torch.cuda.current_stream(generator.device))  # the source may still be on its way
         self.waiting: tuple[int, Batch] | None = None
         self.state = generator.get_state()
 

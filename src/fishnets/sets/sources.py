@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from fishnets.errors import ConfigError, DataError, ShapeError, SupportError, de
 from fishnets.priors import Prior
 from fishnets.ragged import Sets
 
-__all__ = ["Batch", "Simulator", "SimulatorSource", "Source", "StoredSource"]
+__all__ = ["Batch", "Simulator", "SimulatorSource", "Source", "StoredSource", "size_range"]
 
 
 class Batch(NamedTuple):
@@ -77,7 +77,7 @@ class SimulatorSource:
         generator: torch.Generator,
     ) -> SimulatorSource:
         """Checks the settings, tries the simulator once and draws the validation sets."""
-        low, high = _size_range(size)
+        low, high = size_range(size)
         _expect_positive(batch_data=batch_data, num_validation=num_validation)
         theta = prior.sample(num_validation, generator).to(torch.float32)
         spread = torch.linspace(math.log(low), math.log(high), num_validation).exp().round().long()
@@ -169,7 +169,13 @@ class StoredSource:
         return Batch(self.train.sets[chosen], self.train.theta[chosen])
 
 
-def _size_range(size: int | Sequence[int]) -> tuple[int, int]:
+def size_range(size: int | Sequence[int]) -> tuple[int, int]:
+    """Smallest and largest set size, from a size or a range.
+
+    Example:
+        >>> size_range(10), size_range([5, 100])
+        ((10, 10), (5, 100))
+    """
     bounds = tuple(size) if isinstance(size, Sequence) else (size, size)
     if len(bounds) != 2 or not 1 <= bounds[0] <= bounds[1] or any(int(bound) != bound for bound in bounds):
         raise ConfigError(
@@ -227,15 +233,3 @@ def _mix(seed: int, number: int) -> int:
     """A well-spread 63-bit seed from two integers."""
     data = hashlib.sha256(f"{seed}:{number}".encode()).digest()
     return int.from_bytes(data[:8], "little") >> 1
-
-
-def source_of(value: Any) -> str:
-    """Tells stored sets from a simulator; refuses anything else."""
-    if isinstance(value, Sets):
-        return "stored"
-    if callable(value):
-        return "simulator"
-    raise DataError(
-        f"`fit` was given a {type(value).__name__} but a simulator, called as `simulator(theta, size, generator)`, or "
-        "`fishnets.Sets` with their `theta` was expected."
-    )

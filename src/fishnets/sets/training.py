@@ -8,29 +8,25 @@ lowest validation loss). The loop can be interrupted at any step and resumed fro
 from __future__ import annotations
 
 import math
-import signal
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
 from fishnets.errors import CheckpointError, ConfigError, NonFiniteError, NonFiniteLossError
 from fishnets.sets.container import read_container, write_container
+from fishnets.sets.history import History
+from fishnets.sets.interruption import leave, noted_signals
+from fishnets.sets.progress import progress_bar
 from fishnets.sets.replay import DrawnAhead, Replayed
 from fishnets.sets.sources import Batch, Source
 
-__all__ = ["History", "Settings", "train"]
+__all__ = ["Schedule", "Settings", "train"]
 
 Schedule = float | Sequence[tuple[int, float]]
 Losses = Callable[[Batch], Tensor]
@@ -38,7 +34,10 @@ Losses = Callable[[Batch], Tensor]
 
 @dataclass(frozen=True)
 class Settings:
-    """How to train; see :meth:`fishnets.Fishnet.fit` for the meaning of each field."""
+    """How to train; :meth:`fishnets.Fishnet.fit` says what each field means, except for the last two.
+
+    ``fast_steps`` is the number of updates, the first ones, taken in lower precision; ``seed`` is that of the batches.
+    """
 
     steps: int
     learning_rate: Schedule
@@ -56,8 +55,13 @@ class Settings:
             )
         if not self.clip > 0:
             raise ConfigError(f"`clip` is {self.clip} but a positive gradient norm was expected.")
+        if self.patience is not None and self.patience < 1:
+            raise ConfigError(f"`patience` is {self.patience} but at least 1, or None, was expected.")
         rate = self.learning_rate
-        rates = [rate] if isinstance(rate, int | float) else [stair[1] for stair in rate]
+        try:
+            rates = [rate] if isinstance(rate, int | float) else [value for _, value in rate]
+        except TypeError:
+            rates = []
         if not rates or not all(0 <= r < math.inf for r in rates):
             raise ConfigError(f"`learning_rate` is {rate} but a rate or stairs [(steps, rate), ...] were expected.")
 
@@ -71,57 +75,6 @@ class Settings:
                 return rate
             step -= length
         return self.learning_rate[-1][1]
-
-
-@dataclass
-class History:
-    """What happened during a fit.
-
-    Attributes:
-        steps: Steps at which the validation loss was taken; the first is 0, before any update.
-        train_loss: Mean training loss per set since the step before, for each member.
-        validation_loss: Mean validation loss per set, for each member.
-        learning_rate: Learning rate at these steps.
-        elapsed: Seconds spent until each of these looks.
-        data_seen: Rows seen until each of these looks.
-        best_step: Step of the weights each member ends with: the newest whose validation loss is within one standard
-            error of its lowest.
-        best_loss: Their validation loss.
-        lowest_step: Step of each member's lowest validation loss, from which patience is counted.
-        clipped: Number of steps at which each member's gradient was clipped.
-        num_steps: Steps taken.
-        num_data: Rows seen, counted once however many members there are.
-        seconds: Time spent, over all resumed parts.
-        stopped: ``"finished"``, ``"patience"`` or ``"interrupted"``.
-    """
-
-    steps: list[int] = field(default_factory=list)
-    train_loss: list[list[float]] = field(default_factory=list)
-    validation_loss: list[list[float]] = field(default_factory=list)
-    learning_rate: list[float] = field(default_factory=list)
-    elapsed: list[float] = field(default_factory=list)
-    data_seen: list[int] = field(default_factory=list)
-    best_step: list[int] = field(default_factory=list)
-    best_loss: list[float] = field(default_factory=list)
-    lowest_step: list[int] = field(default_factory=list)
-    clipped: list[int] = field(default_factory=list)
-    num_steps: int = 0
-    num_data: int = 0
-    seconds: float = 0.0
-    stopped: str = "running"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return asdict(self)
-
-    def __str__(self) -> str:
-        best, best_step = min(zip(self.best_loss, self.best_step, strict=True), default=(math.nan, 0))
-        rate = self.num_data / self.seconds if self.seconds else 0.0
-        return (
-            f"{self.num_steps} steps, {self.num_data:,} data in {self.seconds:.0f} s ({rate:,.0f} a second); best "
-            f"validation loss {best:.4f} at step {best_step}; gradients clipped at "
-            f"{sum(self.clipped)} of {self.num_steps * max(1, len(self.clipped))} member steps; {self.stopped}"
-        )
 
 
 def train(
@@ -161,7 +114,8 @@ def train(
         finish(run.history)
         return run.history
     run.history.stopped = "running"
-    with _signals() as caught, _bar(progress, settings.steps, run) as show, _own_stream(run.device):
+    bar = progress_bar(progress, settings.steps, run.members)
+    with noted_signals() as caught, bar as show, _own_stream(run.device):
         try:
             _loop(run, caught, checkpoint, show)
         finally:
@@ -171,11 +125,12 @@ def train(
             run.take_best()
             finish(run.history)
     if caught:
-        _leave(caught[0], checkpoint, run.history.num_steps)
+        leave(caught[0], checkpoint, run.history.num_steps)
     return run.history
 
 
-def _loop(run: _Run, caught: list[int], checkpoint: Path | None, show: Callable[[], None]) -> None:
+def _loop(run: _Run, caught: list[int], checkpoint: Path | None, show: Callable[[History], None]) -> None:
+    """Steps until the run is finished, out of patience or told to end."""
     settings, history = run.settings, run.history
     run.tick(start=True)
     if history.num_steps == 0 and not history.steps:
@@ -186,7 +141,7 @@ def _loop(run: _Run, caught: list[int], checkpoint: Path | None, show: Callable[
         run.tick()
         if history.num_steps % settings.validate_every == 0 or history.num_steps == settings.steps:
             run.validate()
-            show()
+            show(history)
             if checkpoint is not None and time.monotonic() - last_store > 60:
                 run.store(checkpoint)
                 last_store = time.monotonic()
@@ -258,6 +213,7 @@ class _Run:
         self.history.num_data += batch.sets.num_data
 
     def updates_with(self, losses: Losses, on_gpu: bool) -> Callable[[Batch], None]:
+        """The update with these losses, on a GPU replayed as CUDA graphs."""
         update = partial(self.update, losses)
         return Replayed(update) if on_gpu else update
 
@@ -274,6 +230,7 @@ class _Run:
         self.loss_sum += loss.detach()
 
     def set_rate(self, rate: float) -> None:
+        """Sets the learning rate, in place where captured updates read it."""
         for group in self.optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)
@@ -291,11 +248,14 @@ class _Run:
             grad.mul_(scale.view(-1, *[1] * (grad.ndim - 1)))
 
     def fail(self, loss: Tensor, batch: Batch) -> None:
+        """Raises an error that says which members (K,) have no finite loss, and whether the data are at fault."""
         self.history.stopped = "failed"
         members = (~torch.isfinite(loss)).nonzero().flatten().tolist()
         try:
             batch.sets.check_finite()
             cause = "The data of that step are finite; try a smaller `learning_rate` or standardised inputs."
+            if self.ahead is not None:
+                cause = "On a GPU the loss is read at every 50th step: the fault may lie in a step before. " + cause
         except NonFiniteError as error:
             cause = f"The data of that step are at fault: {error}"
         raise NonFiniteLossError(
@@ -337,13 +297,14 @@ class _Run:
             self.lowest = losses.clone()
         difference = losses - self.lowest
         mean, error = difference.mean(1), difference.std(1, correction=0) / math.sqrt(difference.shape[1])
-        self.lowest = torch.where((mean < 0).unsqueeze(1), losses, self.lowest)
-        for k, lower in enumerate((mean < 0).tolist()):
-            if lower:
-                self.history.lowest_step[k] = self.history.num_steps
-        return (mean <= error).tolist()
+        lower = (mean < 0) | ~torch.isfinite(self.lowest).all(1)  # an untrained member may start without a finite loss
+        self.lowest = torch.where(lower.unsqueeze(1), losses, self.lowest)
+        for k in lower.nonzero().flatten().tolist():
+            self.history.lowest_step[k] = self.history.num_steps
+        return (lower | (mean <= error)).tolist()
 
     def out_of_patience(self) -> bool:
+        """Whether this step was a look, and no member has been at its lowest for as many looks as allowed."""
         patience = self.settings.patience
         if patience is None or self.history.steps[-1] != self.history.num_steps:
             return False
@@ -351,10 +312,12 @@ class _Run:
 
     @torch.no_grad()
     def take_best(self) -> None:
+        """Puts each member's best weights into the network."""
         for name, parameter in self.parameters.items():
             parameter.copy_(self.best[name])
 
     def store(self, path: Path) -> None:
+        """Writes everything an exact resume needs."""
         tensors: dict[str, Tensor] = {f"weight.{name}": p for name, p in self.parameters.items()}
         tensors |= {f"best.{name}": p for name, p in self.best.items()}
         for name, parameter in self.parameters.items():
@@ -373,6 +336,7 @@ class _Run:
 
     @torch.no_grad()
     def restore(self, path: Path) -> None:
+        """Reads what :meth:`store` wrote, refusing the checkpoint of another run."""
         header, tensors = read_container(path, "checkpoint")
         if header["identity"] != self.identity:
             raise CheckpointError(
@@ -414,56 +378,8 @@ def _own_stream(device: torch.device) -> Iterator[None]:
         return
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.device(device), torch.cuda.stream(stream):
-        yield
-    torch.cuda.current_stream(device).wait_stream(stream)
-
-
-@contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Notes SIGINT and SIGTERM in a list instead of dying, so that the step in progress can be finished and stored."""
-    caught: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        if caught:  # asked twice: obey at once
-            raise KeyboardInterrupt
-        caught.append(number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield caught
-        return
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield caught
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _leave(number: int, checkpoint: Path | None, step: int) -> None:
-    """Passes an interruption on once everything is stored."""
-    kept = "give `checkpoint=` to be able to resume"
-    if checkpoint:
-        kept = f"run the same command to resume from {checkpoint}"
-    print(f"Training interrupted after step {step}; the best weights are in the model; {kept}.", file=sys.stderr)
-    if number == signal.SIGTERM:
-        raise SystemExit(128 + number)
-    raise KeyboardInterrupt
-
-
-@contextmanager
-def _bar(progress: bool, steps: int, run: _Run) -> Iterator[Callable[[], None]]:
-    if not progress:
-        yield lambda: None
-        return
-    columns = (TextColumn("training"), BarColumn(), TextColumn("{task.completed}/{task.total} {task.fields[note]}"))
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
-        task = bar.add_task("train", total=steps, note="")
-
-        def show() -> None:
-            history = run.history
-            rate = run.members * history.num_data / max(history.seconds, 1e-9)
-            loss = min(history.validation_loss[-1])
-            bar.update(task, completed=history.num_steps, note=f"loss {loss:.4f}  {rate / 1e6:.2f} M data/s")
-
-        yield show
+        with torch.cuda.device(device), torch.cuda.stream(stream):
+            yield
+    finally:  # also when training was interrupted or failed: the weights it leaves are read on the other stream
+        torch.cuda.current_stream(device).wait_stream(stream)

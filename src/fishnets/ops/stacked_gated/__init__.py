@@ -6,19 +6,16 @@ written layer by layer, training waits for memory and launches; the fused backen
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from fishnets.errors import BackendUnavailableError, ConfigError, ShapeError
+from fishnets.errors import ShapeError
+from fishnets.ops.dispatch import choose_backend, obstacle_on_device
 from fishnets.ops.stacked_gated import reference
 from fishnets.ops.stacked_gated.reference import Affine
 
 __all__ = ["stacked_gated", "stacked_gated_backend"]
-
-BACKENDS = ("auto", "reference", "fused")
 
 
 def stacked_gated(
@@ -53,6 +50,7 @@ def stacked_gated(
         Outputs, shape :math:`(K, n, o)`.
 
     Example:
+        >>> import torch
         >>> enter, head = (torch.ones(2, 3, 4), torch.zeros(2, 4)), (torch.ones(2, 4, 1), torch.zeros(2, 1))
         >>> gate, leave = (torch.ones(2, 4, 16), torch.zeros(2, 16)), (torch.ones(2, 8, 4), torch.zeros(2, 4))
         >>> stacked_gated(torch.ones(5, 3), enter, [gate], [leave], head).shape
@@ -80,23 +78,13 @@ def stacked_gated_backend(
         The name, ``"reference"`` or ``"fused"``, and the reason.
 
     Example:
+        >>> import torch
         >>> one = (torch.ones(2, 1, 1), torch.zeros(2, 1))
         >>> stacked_gated_backend(torch.ones(5, 1), one, [], [], one)
         ('reference', '`x` is on cpu and the fused backend needs a CUDA device')
     """
     _check_shapes(x, enter, gates, leaves, head)
-    if backend not in BACKENDS:
-        raise ConfigError(f'`backend` is "{backend}" but one of {list(BACKENDS)} was expected.')
-    if backend == "reference":
-        return "reference", "it was asked for"
-    obstacle = _obstacle(x, enter, gates, leaves, head)
-    if obstacle is None:
-        return "fused", "it was asked for" if backend == "fused" else "the device and the shapes are supported"
-    if backend == "fused":
-        raise BackendUnavailableError(
-            f'The backend "fused" cannot run: {obstacle}. Use backend="auto" to fall back to the reference.'
-        )
-    return "reference", obstacle
+    return choose_backend(backend, lambda: _obstacle(x, enter, gates, leaves, head))
 
 
 def _check_shapes(x: Tensor, enter: Affine, gates: Sequence[Affine], leaves: Sequence[Affine], head: Affine) -> None:
@@ -128,18 +116,9 @@ def _check_layer(name: str, layer: Affine, num_networks: int, num_inputs: int, n
 
 def _obstacle(x: Tensor, enter: Affine, gates: Sequence[Affine], leaves: Sequence[Affine], head: Affine) -> str | None:
     """Why the fused backend cannot run with these arguments, or None when it can."""
-    if not x.is_cuda:
-        return f"`x` is on {x.device} and the fused backend needs a CUDA device"
-    if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed"
-    if torch.cuda.get_device_capability(x.device)[0] != 9:
-        return f"{torch.cuda.get_device_name(x.device)} is not a Hopper GPU, for which the kernels are cut up"
     tensors = [tensor for layer in (enter, *gates, *leaves, head) for tensor in layer]
-    if any(tensor.device != x.device or tensor.dtype != torch.float32 for tensor in (x, *tensors)):
-        return "`x`, weights and biases are not all float32 on one device"
-    if x.requires_grad and torch.is_grad_enabled():
-        return "`x` requires a gradient, which the fused backend does not compute; pass `x.detach()`"
-    return _shape_obstacle(x, enter, leaves, head)
+    obstacle = obstacle_on_device(x, tensors, (9,), "is not a Hopper GPU, for which the kernels are cut up")
+    return obstacle or _shape_obstacle(x, enter, leaves, head)
 
 
 def _shape_obstacle(x: Tensor, enter: Affine, leaves: Sequence[Affine], head: Affine) -> str | None:

@@ -1,0 +1,65 @@
+"""Picks the implementation of an operation, and says why."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from fishnets.errors import BackendUnavailableError, ConfigError
+
+__all__ = ["BACKENDS", "choose_backend", "obstacle_on_device"]
+
+BACKENDS = ("auto", "reference", "fused")
+
+
+def choose_backend(backend: str, find_obstacle: Callable[[], str | None]) -> tuple[str, str]:
+    """Picks the fused backend where it can run, the reference elsewhere, or the one that was asked for.
+
+    Args:
+        backend: ``"auto"``, ``"reference"`` or ``"fused"``.
+        find_obstacle: Says why the fused backend cannot run, or None when it can.
+
+    Returns:
+        The name, ``"reference"`` or ``"fused"``, and the reason.
+
+    Example:
+        >>> choose_backend("auto", lambda: "there are no rows")
+        ('reference', 'there are no rows')
+    """
+    if backend not in BACKENDS:
+        raise ConfigError(f'`backend` is "{backend}" but one of {list(BACKENDS)} was expected.')
+    if backend == "reference":
+        return "reference", "it was asked for"
+    obstacle = find_obstacle()
+    if obstacle is None:
+        return "fused", "it was asked for" if backend == "fused" else "the device and the shapes are supported"
+    if backend == "fused":
+        raise BackendUnavailableError(
+            f'The backend "fused" cannot run: {obstacle}. Use backend="auto" to fall back to the reference.'
+        )
+    return "reference", obstacle
+
+
+def obstacle_on_device(x: Tensor, parameters: Sequence[Tensor], majors: tuple[int, ...], fault: str) -> str | None:
+    """Why kernels without a gradient of their input cannot run on these tensors, or None when they can.
+
+    Args:
+        x: The input.
+        parameters: Weights and biases.
+        majors: Major compute capabilities the kernels are written for.
+        fault: What is wrong with any other GPU, after its name.
+    """
+    if not x.is_cuda:
+        return f"`x` is on {x.device} and the fused backend needs a CUDA device"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if torch.cuda.get_device_capability(x.device)[0] not in majors:
+        return f"{torch.cuda.get_device_name(x.device)} {fault}"
+    if any(tensor.device != x.device or tensor.dtype != torch.float32 for tensor in (x, *parameters)):
+        return "`x`, weights and biases are not all float32 on one device"
+    if x.requires_grad and torch.is_grad_enabled():
+        return "`x` requires a gradient, which the fused backend does not compute; pass `x.detach()`"
+    return None

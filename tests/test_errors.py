@@ -18,9 +18,6 @@ def test_every_error_is_ours_and_a_built_in_one(error):
     assert error.__doc__
 
 
-def test_warnings_are_user_warnings():
-
-
 def test_missing_extra_names_what_to_install():
     with pytest.raises(MissingExtraError, match=r"^Plotting needs `matplotlib`, .*pip install .fishnets\[plots\].`\.$"):
         raise MissingExtraError("matplotlib", "plots", "Plotting")

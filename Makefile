@@ -39,7 +39,7 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 
 records-check: $(INSTALLED)
-	$(BIN)/python -m fishnets.experiments.records results README.md
+	$(BIN)/python -c "import sys; from fishnets.experiments.records import main; sys.exit(main())" results README.md
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis demo

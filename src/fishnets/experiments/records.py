@@ -177,7 +177,3 @@ def main() -> int:
     complaints = check_records(sys.argv[1], texts)
     print("\n".join(complaints) or f"records in {sys.argv[1]} and {len(texts)} texts agree")
     return 1 if complaints else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help demo test test-slow test-gpu lint records-check reproduce clean
+.PHONY: help demo test test-slow test-gpu lint records-check clean
 
 help:
 	@echo "make demo           install, then train and check a network in about two minutes"
@@ -12,7 +12,7 @@ help:
 	@echo "make test-slow      the tests marked slow"
 	@echo "make test-gpu       the tests marked gpu, on a machine with CUDA"
 	@echo "make lint           ruff and mypy --strict"
-	@echo "make records-check  every published number is in a record, every metric has its error"
+	@echo "make records-check  every decimal number of the README is in a record, every metric has its error"
 	@echo "make clean          remove the virtual environment and caches"
 
 $(INSTALLED): pyproject.toml constraints.txt

@@ -76,7 +76,7 @@ def test_info_describes_a_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["reproduce", "nonsense"], 1, 'There is no experiment "nonsense"; the experiments are: linear-scaling'),
+        (["reproduce", "nonsense"], 2, 'There is no experiment "nonsense"; the experiments are: linear-scaling'),
         (["info", "nothing.fishnet"], 1, "There is no file nothing.fishnet"),
         (["reproduce", "linear-scaling", "--preset", "huge"], 2, "huge"),
         (["nonsense"], 2, "nonsense"),

@@ -26,6 +26,6 @@ def main() -> None:
     """Runs the command line; our own errors become one message and exit code 1."""
     try:
         app()
-    except (FishnetsError, FileNotFoundError) as error:
+    except (FishnetsError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)

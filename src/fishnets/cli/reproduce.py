@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +11,7 @@ from typing import Annotated
 import typer
 
 from fishnets.cli.options import Device, command_line, resolve_device, say
-from fishnets.errors import ConfigError, MissingExtraError
+from fishnets.errors import MissingExtraError
 from fishnets.experiments import EXPERIMENTS
 from fishnets.experiments.records import Record, hardware_name, refuse_overwrite, versions, write_record
 from fishnets.experiments.report import comparison_table, draw
@@ -52,7 +53,8 @@ def reproduce(
     An interrupted run continues from its checkpoints when the same command is given again.
     """
     if name not in EXPERIMENTS:
-        raise ConfigError(f'There is no experiment "{name}"; the experiments are: {", ".join(EXPERIMENTS)}.')
+        say(f'error: There is no experiment "{name}"; the experiments are: {", ".join(EXPERIMENTS)}.')
+        raise typer.Exit(2)
     where = resolve_device(device)
     experiment = EXPERIMENTS[name]
     config = experiment.config_for(preset.value, protocol.value, seed, where)
@@ -61,7 +63,8 @@ def reproduce(
         return
     hardware = hardware_name(where)
     refuse_overwrite(out / name / f"{preset}-{protocol}-{hardware}.json", overwrite)
-    result = experiment.run(config, out / name / "checkpoints")
+    checkpoints = out / name / "checkpoints"
+    result = experiment.run(config, checkpoints)
     record = Record(
         name, preset, protocol, command_line(), config.to_dict(), [seed], versions(), hardware, result.seconds,
         result.metrics,
@@ -72,4 +75,5 @@ def reproduce(
         draw(result.trained, config.test_sizes[-1], path.with_suffix(""))
     except MissingExtraError as error:
         say(f"No figures: {error}")
+    shutil.rmtree(checkpoints)  # done: the same command starts anew
     say(f"Recorded in {path}.")

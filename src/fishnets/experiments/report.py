@@ -97,6 +97,8 @@ def linear_scaling_page(root: str | Path) -> str:
             "",
             comparison_table(columns, names),
             "",
+            "What the protocols are, and notes on these records: [all records](../README.md).",
+            "",
             *[f"![{name}]({name})" for name in figures],
             "",
         ]
@@ -153,7 +155,7 @@ def slice_figure(trained: Trained, path: Path, num_data: int = 1500, seed: int =
 
 
 def loss_figure(trained: Sequence[Trained], path: Path) -> None:
-    """Validation loss of every member against the step."""
+    """Loss of every member against the step, on validation sets or, where none are held out, on training sets."""
     figure = _figure(4.5 * len(trained), 3.2)
     axes = figure.subplots(1, len(trained), squeeze=False)
     for axis, one in zip(axes[0], trained, strict=True):
@@ -162,7 +164,8 @@ def loss_figure(trained: Sequence[Trained], path: Path) -> None:
             axis.plot(one.history.steps, curves[:, k].tolist(), color=PINK, linewidth=0.9, alpha=0.8)
         low, high = float(curves.min()), float(curves[len(curves) // 10 :].max())
         axis.set_ylim(low - 0.05 * (high - low + 0.1), high + 0.05 * (high - low + 0.1))
-        axis.set(xlabel="step", ylabel="validation loss", title=f"{one.candidate.label}, members apart")
+        what = "validation loss" if one.candidate.stored_sets is None else "loss on training sets"
+        axis.set(xlabel="step", ylabel=what, title=f"{one.candidate.label}, members apart")
     figure.savefig(path, dpi=130)
 
 

@@ -23,7 +23,8 @@ def save(model: Fishnet, path: str | Path) -> None:
         model: The model, trained or not.
         path: File to write, by custom ending in ``.fishnet``.
     """
-    header = {"recipe": model.recipe.to_dict(), "fitted": model.fitted, "set_size": model.networks.set_size}
+    progress = {"fitted": model.fitted, "num_fits": model.num_fits, "set_size": model.networks.set_size}
+    header = {"recipe": model.recipe.to_dict(), **progress}
     write_container(path, "model", header, dict(model.state_dict()))
 
 
@@ -39,14 +40,19 @@ def load(path: str | Path, prior: Prior | None = None, device: torch.device | st
         The model.
     """
     header, tensors = read_container(path, "model")
+    try:
+        stored = prior_from_dict(header["recipe"]["prior"])
+    except (KeyError, TypeError, FishnetsError) as error:
+        raise FileFormatError(f"{path} does not describe a model this release can build: {error}") from error
     if prior is not None:
-        _expect_moments(prior, prior_from_dict(header["recipe"]["prior"]))
+        _expect_moments(prior, stored)
     try:
         recipe = Recipe.from_dict(header["recipe"], prior)
         fields = {name: getattr(recipe, name) for name in recipe.__dataclass_fields__}
         model = Fishnet(**fields)
         model.load_state_dict(tensors)
-        model.fitted, model.networks.set_size = bool(header["fitted"]), float(header["set_size"])
+        model.fitted, model.num_fits = bool(header["fitted"]), int(header["num_fits"])
+        model.networks.set_size = float(header["set_size"])
     except (KeyError, TypeError, RuntimeError, FishnetsError) as error:
         raise FileFormatError(f"{path} does not describe a model this release can build: {error}") from error
     return model.to(device)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from fishnets.algebra.gaussian import Gaussian
 from fishnets.algebra.information import Information
 from fishnets.algebra.packing import unpack_symmetric
-from fishnets.errors import ConfigError, DataError, ShapeError
+from fishnets.errors import CheckpointError, ConfigError, DataError, FileFormatError, ShapeError
 from fishnets.networks import Gated, NetworkRecipe, TwinNetwork, member_weights
 from fishnets.ops.segment_information import segment_information
 from fishnets.priors import Prior
@@ -31,7 +31,7 @@ from fishnets.ragged import Sets
 from fishnets.sets.history import History
 from fishnets.sets.objective import Objective, Standards
 from fishnets.sets.recipe import Recipe
-from fishnets.sets.sources import Simulator, SimulatorSource, Source, StoredSource, size_range
+from fishnets.sets.sources import Simulator, SimulatorSource, Source, StoredSource, mixed_seed, size_range
 from fishnets.sets.training import Schedule, Settings, train
 
 __all__ = ["Fishnet"]
@@ -93,10 +93,14 @@ class Fishnet(nn.Module):
         if point.shape != prior.mean.shape:
             raise ShapeError(f"`fiducial` has shape {tuple(point.shape)} but ({len(prior.mean)},) was expected.")
         body = Gated() if network is None else network
+        if isinstance(body, type) or not hasattr(body, "build"):
+            raise ConfigError(
+                f"`network` is {body!r} but a recipe such as `fishnets.networks.Gated(width=32, depth=2)` was expected."
+            )
         self.recipe = Recipe(
             num_features, prior, body, members, seed, shared, factor, tuple(point.tolist()), standardise
         )
-        self.fitted = False
+        self.fitted, self.num_fits = False, 0
         generator = torch.Generator().manual_seed(seed)
         self.networks = TwinNetwork(body, num_features, len(point), factor, shared, members, generator)
         self.networks.scale_to(100.0)  # until `fit` knows how large sets are
@@ -234,7 +238,7 @@ class Fishnet(nn.Module):
         source = self._source(data, theta, where, size, batch_data, num_validation, validation_fraction)
         if validate_every is None:
             validate_every = _validation_interval(steps, source, batch_data)
-        half = precision == "bfloat16" or (precision == "auto" and self._half_pays(source.typical.values[:1]))
+        half = precision == "bfloat16" or (precision == "auto" and self._half_pays(source.typical.values[:1].float()))
         settings = Settings(
             steps=steps,
             learning_rate=learning_rate,
@@ -243,31 +247,42 @@ class Fishnet(nn.Module):
             clip=clip,
             keep_best=keep_best,
             fast_steps=steps - math.ceil(FINISH * steps) if half else 0,
-            seed=self.recipe.seed + 1,
+            seed=self._seed() + 1,
         )
+        fitted_before = self.fitted
         if not self.fitted:
             self._prepare(source)
         self.fitted = True  # also when interrupted: the best weights so far stay, and are not to be rescaled
         compiled = compile == "on" or (compile == "auto" and where.type == "cuda")
         standards = self._standards()
         exact = Objective(self.networks, standards, False, compiled and not half)  # too few steps to pay for compiling
-        return train(
-            self.networks,
-            exact,
-            Objective(self.networks, standards, True, compiled) if half else exact,
-            source,
-            settings,
-            None if checkpoint is None else Path(checkpoint),
-            f"{self.recipe.identity} device={where.type}",
-            sys.stderr.isatty() if progress is None else progress,
-            self._weigh_members,
-        )
+        try:
+            history = train(
+                self.networks,
+                exact,
+                Objective(self.networks, standards, True, compiled) if half else exact,
+                source,
+                settings,
+                None if checkpoint is None else Path(checkpoint),
+                f"{self.recipe.identity} device={where.type}",
+                sys.stderr.isatty() if progress is None else progress,
+                self._weigh_members,
+            )
+        except (ConfigError, CheckpointError, FileFormatError):  # refused before it began
+            self.fitted = fitted_before
+            raise
+        self.num_fits += 1
+        return history
 
     def save(self, path: str | Path) -> None:
         """Writes the model to one file: safetensors with a JSON header."""
         from fishnets.sets.files import save
 
         save(self, path)
+
+    def _seed(self) -> int:
+        """Seed of the data of the next fit: that of the recipe for the first, another for every later one."""
+        return self.recipe.seed if self.num_fits == 0 else mixed_seed(self.recipe.seed, self.num_fits)
 
     def _half_pays(self, rows: Tensor) -> bool:
         return rows.is_cuda and (self.networks.fuses(rows) or self.recipe.network.width >= 128)
@@ -322,7 +337,7 @@ class Fishnet(nn.Module):
         num_validation: int,
         validation_fraction: float,
     ) -> Source:
-        seed = self.recipe.seed
+        seed = self._seed()
         if isinstance(data, Sets):
             if theta is None:
                 raise DataError("Stored sets need the parameters they were made with: `model.fit(sets, theta)`.")

@@ -16,7 +16,7 @@ class History:
     Attributes:
         steps: Steps at which the validation loss was looked at; the first is 0, before any update.
         train_loss: Mean training loss per set since the look before, for each member.
-        validation_loss: Mean validation loss per set, for each member.
+        validation_loss: Mean validation loss per set, for each member; losses are in standardised parameters.
         learning_rate: Learning rate at these steps.
         elapsed: Seconds spent until each of these looks.
         data_seen: Rows seen until each of these looks.

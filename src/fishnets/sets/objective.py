@@ -68,7 +68,8 @@ class Objective:
 
     def __call__(self, batch: Batch) -> Tensor:
         """Losses, shape (K, B)."""
-        score, raw_factor = self.evaluate(self.standards.features(batch.sets.values), self.half)
+        rows = self.standards.features(batch.sets.values).to(torch.float32)  # standardised first: float64 may need it
+        score, raw_factor = self.evaluate(rows, self.half)
         score, fisher_packed = segment_information(
             score, raw_factor, batch.sets.offsets, self.factor, torch.float32, batch.sets.common_size
         )

@@ -15,7 +15,7 @@ from fishnets.errors import ConfigError, DataError, ShapeError, SupportError, de
 from fishnets.priors import Prior
 from fishnets.ragged import Sets
 
-__all__ = ["Batch", "Simulator", "SimulatorSource", "Source", "StoredSource", "size_range"]
+__all__ = ["Batch", "Simulator", "SimulatorSource", "Source", "StoredSource", "mixed_seed", "size_range"]
 
 
 class Batch(NamedTuple):
@@ -82,7 +82,7 @@ class SimulatorSource:
         theta = prior.sample(num_validation, generator).to(torch.float32)
         spread = torch.linspace(math.log(low), math.log(high), num_validation).exp().round().long()
         sets = _simulate(simulator, theta, spread.to(theta.device), generator, num_features)
-        digest = f"simulator size={low}-{high} batch_data={batch_data} validation={num_validation}"
+        digest = f"simulator size={low}-{high} batch_data={batch_data} validation={_data_digest(sets, theta)}"
         validation = Batch(sets.check_finite(), theta)
         return SimulatorSource(simulator, prior, (low, high), batch_data, validation, seed, digest)
 
@@ -99,7 +99,7 @@ class SimulatorSource:
     def batch(self, step: int, generator: torch.Generator) -> Batch:
         """Simulates the sets of one step."""
         choices = _log_spaced(*self.size)
-        size = choices[_mix(self.seed, step) % len(choices)]
+        size = choices[mixed_seed(self.seed, step) % len(choices)]
         num_sets = max(1, self.batch_data // size)
         theta = self.prior.sample(num_sets, generator).to(torch.float32)
         sizes = torch.full((num_sets,), size, dtype=torch.int64, device=theta.device)
@@ -122,7 +122,7 @@ class StoredSource:
         sets: Sets, theta: Tensor, prior: Prior, batch_data: int, validation_fraction: float, seed: int
     ) -> StoredSource:
         """Checks the data and splits them."""
-        theta = torch.as_tensor(theta, device=sets.device)
+        theta = torch.as_tensor(theta, dtype=torch.float64, device=sets.device)
         expect_last_dim("theta", theta, len(prior.mean))
         if theta.ndim != 2 or len(theta) != len(sets):
             raise ShapeError(
@@ -135,8 +135,7 @@ class StoredSource:
         sets.check_finite()
         if len(sets) < 2:
             raise DataError("At least two sets are needed to train: one for validation and one to learn from.")
-        digest = _stored_digest(sets, theta)
-        sets, theta = sets.to(dtype=torch.float32), theta.to(torch.float32)
+        digest = f"stored {_data_digest(sets, theta)}"
         order = torch.randperm(len(sets), generator=torch.Generator().manual_seed(seed)).to(sets.device)
         held = min(len(sets) - 1, math.ceil(validation_fraction * len(sets)))
         train, validation = order[held:].sort().values, order[:held].sort().values
@@ -162,7 +161,7 @@ class StoredSource:
         """Takes the sets of one step; every epoch is a new order, which depends on its number alone."""
         per_epoch = math.ceil(len(self.train.sets) / self.sets_per_step)
         epoch, position = divmod(step, per_epoch)
-        shuffle = torch.Generator().manual_seed(_mix(self.seed, epoch))
+        shuffle = torch.Generator().manual_seed(mixed_seed(self.seed, epoch))
         order = torch.randperm(len(self.train.sets), generator=shuffle)
         chosen = order[position * self.sets_per_step : (position + 1) * self.sets_per_step]
         chosen = chosen.to(self.train.sets.device)
@@ -193,14 +192,14 @@ def _expect_positive(**numbers: int) -> None:
 def _simulate(
     simulator: Simulator, theta: Tensor, size: Tensor, generator: torch.Generator, num_features: int
 ) -> Sets:
-    """Calls the simulator and checks what it returns, in float32."""
+    """Calls the simulator and checks what it returns."""
     sets = simulator(theta, size, generator)
     if not isinstance(sets, Sets):
         raise DataError(f"The simulator returned a {type(sets).__name__} but `fishnets.Sets` was expected.")
     if len(sets) != len(theta):
         raise ShapeError(f"The simulator returned {len(sets)} sets for {len(theta)} rows of theta.")
     expect_last_dim("simulated values", sets.values, num_features, "That is the model's `num_features`.")
-    return sets.to(dtype=torch.float32)
+    return sets
 
 
 def _log_spaced(low: int, high: int, number: int = 9) -> list[int]:
@@ -222,14 +221,14 @@ def _check_support(theta: Tensor, prior: Prior) -> None:
         )
 
 
-def _stored_digest(sets: Sets, theta: Tensor) -> str:
+def _data_digest(sets: Sets, theta: Tensor) -> str:
     digest = hashlib.sha256()
     for tensor in (sets.values, sets.offsets, theta):
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return f"stored {digest.hexdigest()}"
+    return digest.hexdigest()
 
 
-def _mix(seed: int, number: int) -> int:
+def mixed_seed(seed: int, number: int) -> int:
     """A well-spread 63-bit seed from two integers."""
     data = hashlib.sha256(f"{seed}:{number}".encode()).digest()
     return int.from_bytes(data[:8], "little") >> 1

@@ -5,8 +5,8 @@ For the rows :math:`i` of group :math:`g`, with raw outputs split into a score :
 
 .. math:: t_g = \sum_{i \in g} t_i, \qquad F_g = \sum_{i \in g} L_i L_i^\top .
 
-Only :math:`p + p(p+1)/2` numbers per row are ever written; sums are taken in the order of the rows, without atomics, so
-they are the same from run to run.
+Only :math:`p + p(p+1)/2` numbers per row are ever written; sums are taken in a fixed order, without atomics, so they
+are the same from run to run.
 """
 
 from __future__ import annotations

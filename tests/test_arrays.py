@@ -7,8 +7,8 @@ import pytest
 import torch
 from tests.laws import equal
 
-from fishnets.arrays import as_float, as_integers, as_rows, as_tensor
-from fishnets.errors import DataError, ShapeError
+from fishnets.arrays import as_float, as_integers, as_rows, as_tensor, available_device
+from fishnets.errors import BackendUnavailableError, ConfigError, DataError, ShapeError
 from fishnets.ragged import Sets
 
 CPU = torch.device("cpu")
@@ -77,3 +77,11 @@ def test_rows_of_another_width_are_refused():
     for shape in [(0, 2), (4, 2)]:
         with pytest.raises(ShapeError, match=r"`sets\[1\]` has 2 features but the first set has 3"):
             as_rows(torch.zeros(shape), 3, "sets[1]")
+
+
+def test_devices_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(BackendUnavailableError, match='`device` is "cuda" but torch sees no GPU; use "cpu"'):
+        available_device("cuda")
+    with pytest.raises(ConfigError, match='`device` is "gpu" but "cpu", "cuda"'):
+        available_device("gpu")

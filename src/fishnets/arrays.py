@@ -1,4 +1,4 @@
-"""Arrays as users hold them, read as tensors: NumPy in any layout or byte order, nested lists, tensors."""
+"""What users hand us, as torch has it: arrays in any layout or byte order, nested lists, names of devices."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fishnets.errors import DataError, ShapeError
+from fishnets.errors import BackendUnavailableError, ConfigError, DataError, ShapeError
 
-__all__ = ["ArrayLike", "as_float", "as_integers", "as_rows", "as_tensor"]
+__all__ = ["ArrayLike", "as_float", "as_integers", "as_rows", "as_tensor", "available_device"]
 
 ArrayLike = Tensor | np.ndarray[Any, Any] | Sequence[Any]
 
@@ -117,3 +117,19 @@ def _shareable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     if array.flags.writeable and array.dtype.isnative and min(array.strides, default=0) >= 0:
         return array
     return array.astype(array.dtype.newbyteorder("="), order="C")
+
+
+def available_device(name: torch.device | str) -> torch.device:
+    """Reads the name of a device, refusing one that is not there.
+
+    Example:
+        >>> available_device("cpu")
+        device(type='cpu')
+    """
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f'`device` is "{name}" but "cpu", "cuda" or "cuda:1" and the like were expected.') from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise BackendUnavailableError(f'`device` is "{name}" but torch sees no GPU; use "cpu".')
+    return device

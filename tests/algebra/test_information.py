@@ -14,7 +14,7 @@ from tests.strategies import PROPERTY, conditions, gradcheck, integers, normals,
 from torch import Tensor
 
 from fishnets.algebra import Information, estimate
-from fishnets.errors import IncompatibleInformationError, NotPositiveDefiniteError, ShapeError
+from fishnets.errors import ConfigError, IncompatibleInformationError, NotPositiveDefiniteError, ShapeError
 from fishnets.priors import Box, Moments, Normal
 
 batches = st.lists(st.integers(1, 3), max_size=2).map(tuple)
@@ -416,3 +416,20 @@ def test_zero_follows_the_asked_device(device):
 def test_printing():
     check_printing(whole(0, (4,), 3), "sets=(4,)", "num_params=3", "data=")
     check_printing(Information.zero(2), "sets=()", "data=0")
+
+
+def test_lists_and_plain_numbers_are_read() -> None:
+    info = Information([4], [[2]], [0], 10)
+    assert info.score.dtype == info.fisher.dtype == torch.float64
+    assert info.at([1.0]).score.tolist() == [2.0]
+    assert info.count.tolist() == 10
+
+
+def test_a_count_that_is_no_whole_number_is_refused() -> None:
+    with pytest.raises(ShapeError, match=r"`count` is 1\.5 but whole numbers of data were expected"):
+        Information([4.0], [[2.0]], [0.0], 1.5)
+
+
+def test_what_is_no_prior_is_refused() -> None:
+    with pytest.raises(ConfigError, match="an object with tensors `mean` and `covariance` was expected"):
+        Information.zero(1).posterior(torch.zeros(1))

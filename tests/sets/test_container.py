@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 from tests.sets.helpers import generator
 
-from fishnets.errors import FileFormatError
+from fishnets.errors import ConfigError, FileFormatError
 from fishnets.sets.container import FORMAT_VERSION, read_container, write_container
 
 HEADER = {"name": "a model", "rate": 0.1, "steps": [1, 2], "nothing": None, "infinite": float("inf")}
@@ -218,3 +218,9 @@ def test_written_file_follows_the_umask(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o640
+
+
+def test_a_file_goes_into_a_folder_that_exists(tmp_path: Path) -> None:
+    for path in (tmp_path / "missing" / "x.fishnet", tmp_path):
+        with pytest.raises(ConfigError, match="cannot be written: give the name of a file in a folder that exists"):
+            write_container(path, "model", {}, {})

@@ -341,3 +341,9 @@ def test_model_made_with_a_prior_of_the_users_own_class_trains() -> None:
     history = model.fit(SIMULATOR, **QUICK)
     assert abs(history.validation_loss[0][0]) < 20
     assert history.best_loss[0] <= history.validation_loss[0][0]
+
+
+@pytest.mark.parametrize("network", ["gated", Gated, torch.nn.Identity()], ids=["name", "class", "module"])
+def test_what_is_no_recipe_of_a_network_is_refused(network: object) -> None:
+    with pytest.raises(ConfigError, match=r"a recipe such as `fishnets\.networks\.Gated"):
+        Fishnet(num_features=2, prior=Normal([0.0], [1.0]), network=network)

@@ -21,7 +21,14 @@ from torch import Tensor
 
 from fishnets.algebra.cholesky import cholesky, log_determinant, solve
 from fishnets.algebra.gaussian import Gaussian, MomentPrior
-from fishnets.errors import IncompatibleInformationError, ShapeError, describe_rows, expect_last_dim, expect_square
+from fishnets.errors import (
+    ConfigError,
+    IncompatibleInformationError,
+    ShapeError,
+    describe_rows,
+    expect_last_dim,
+    expect_square,
+)
 
 __all__ = ["Information", "estimate"]
 
@@ -68,6 +75,8 @@ class Information:
     count: Tensor
 
     def __post_init__(self) -> None:
+        for name in ("score", "fisher", "fiducial", "count"):  # lists and plain numbers are welcome
+            object.__setattr__(self, name, _tensor(getattr(self, name), floating=name != "count"))
         num_params = self.score.shape[-1] if self.score.ndim else 0
         hint = "If these are packed entries, unpack them with `unpack_symmetric` first."
         expect_square("fisher", self.fisher, num_params, hint)
@@ -189,8 +198,8 @@ class Information:
             >>> a.at(torch.tensor([2.0])).score
             tensor([0.])
         """
-        expect_last_dim("fiducial", fiducial, self.num_params)
-        point = fiducial.to(self.score)
+        point = torch.as_tensor(fiducial).to(self.score)
+        expect_last_dim("fiducial", point, self.num_params)
         return Information(self.score - _matvec(self.fisher, point - self.fiducial), self.fisher, point, self.count)
 
     def estimate(self) -> Tensor:
@@ -215,6 +224,11 @@ class Information:
             >>> Information.zero(1).posterior(Normal([3.0], [[4.0]])).mean
             tensor([3.], dtype=torch.float64)
         """
+        if not isinstance(getattr(prior, "mean", None), Tensor) or not hasattr(prior, "covariance"):
+            raise ConfigError(
+                f"The prior is {prior!r} but an object with tensors `mean` and `covariance` was expected, such as "
+                "`fishnets.priors.Normal(mean, covariance)`."
+            )
         prior_mean, covariance = prior.mean.to(self.score), prior.covariance.to(self.score)
         expect_last_dim("prior.mean", prior_mean, self.num_params)
         prior_precision = torch.cholesky_inverse(cholesky(covariance, "prior.covariance"))
@@ -247,6 +261,15 @@ class Information:
         if folded is None:
             raise ShapeError("There is nothing to merge: the list of parts is empty. Start from `Information.zero(p)`.")
         return folded
+
+
+def _tensor(value: Tensor, floating: bool) -> Tensor:
+    tensor = torch.as_tensor(value)
+    if tensor.is_floating_point() == floating:
+        return tensor
+    if not floating and not bool((tensor == tensor.round()).all()):
+        raise ShapeError(f"`count` is {tensor.tolist()} but whole numbers of data were expected.")
+    return tensor.to(torch.float64 if floating else torch.int64)
 
 
 def _matvec(matrix: Tensor, vector: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from fishnets.errors import FileFormatError
+from fishnets.errors import ConfigError, FileFormatError
 
 __all__ = ["FORMAT_VERSION", "read_container", "write_container"]
 
@@ -36,6 +36,8 @@ def write_container(path: str | Path, kind: str, header: Mapping[str, Any], tens
         tensors: Named tensors, copied to the CPU.
     """
     path = Path(path)
+    if not path.absolute().parent.is_dir() or path.is_dir():
+        raise ConfigError(f"{path} cannot be written: give the name of a file in a folder that exists.")
     on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps({"kind": kind, "format_version": FORMAT_VERSION, **header}, sort_keys=True, allow_nan=True)
     data = safetensors.torch.save(on_cpu, {"fishnets": text, "sha256": _digest(text, on_cpu)})

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fishnets.arrays import available_device
 from fishnets.errors import ConfigError, FileFormatError, FishnetsError
 from fishnets.priors import Prior, prior_from_dict
 from fishnets.sets.container import read_container, write_container
@@ -55,7 +56,7 @@ def load(path: str | Path, prior: Prior | None = None, device: torch.device | st
         model.networks.set_size = float(header["set_size"])
     except (KeyError, TypeError, RuntimeError, FishnetsError) as error:
         raise FileFormatError(f"{path} does not describe a model this release can build: {error}") from error
-    return model.to(device)
+    return model.to(available_device(device))
 
 
 def _expect_moments(given: Prior, stored: Prior) -> None:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from fishnets.algebra.gaussian import Gaussian
 from fishnets.algebra.information import Information
 from fishnets.algebra.packing import unpack_symmetric
+from fishnets.arrays import available_device
 from fishnets.errors import CheckpointError, ConfigError, DataError, FileFormatError, ShapeError
 from fishnets.networks import Gated, NetworkRecipe, TwinNetwork, member_weights
 from fishnets.ops.segment_information import segment_information
@@ -231,7 +232,7 @@ class Fishnet(nn.Module):
         """
         _expect_choice("precision", precision, ("auto", "float32", "bfloat16"))
         _expect_choice("compile", compile, ("auto", "on", "off"))
-        where = torch.device(device) if device is not None else _device_of(data, self.fiducial.device)
+        where = available_device(device) if device is not None else _device_of(data, self.fiducial.device)
         self.to(where)
         if batch_data is None:
             batch_data = max(3200, 32 * _largest(data, size))

@@ -85,7 +85,7 @@ class TwinNetwork(nn.Module):
         """
         if not half:
             return self._plain(values)
-        if self.fuses(values):
+        if not torch.compiler.is_compiling() and self.fuses(values):  # only what is not fused is compiled
             return evaluate_fused(*self._networks(), values)
         with torch.autocast(values.device.type, dtype=torch.bfloat16):
             score, raw_factor = self._plain(values)
@@ -98,7 +98,6 @@ class TwinNetwork(nn.Module):
         raw_factor = self.factor_head(hidden if self.factor_body is None else self.factor_body(x))
         return score.flatten(1, -2)[:, :num_rows], raw_factor.flatten(1, -2)[:, :num_rows]
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # it asks the machine and computes nothing
     def fuses(self, values: Tensor) -> bool:
         """Whether bfloat16 evaluation of such rows runs as fused kernels."""
         return fuses(*self._networks(), values)

@@ -17,24 +17,19 @@ from fishnets.experiments import linear_scaling as study
 from fishnets.experiments.records import Metric, Record, hardware_name, metric, versions, write_record
 from fishnets.experiments.report import markdown_table
 from fishnets.inference import Measured
-from fishnets.sets import Fishnet
 from fishnets.simulators import LinearRegression
 
 
 def training(candidate: study.Candidate, device: str, steps: int) -> tuple[Measured, int]:
     """Member-data per second of one candidate, and the weights of one of its members."""
-    simulator = LinearRegression(features=candidate.features)  # type: ignore[arg-type]
-    shape = {"shared": candidate.shared, "factor": candidate.factor, "standardise": candidate.standardise}
-    model = Fishnet(simulator.num_features, simulator.prior, candidate.body, candidate.members, **shape).to(device)  # type: ignore[arg-type]
+    simulator = LinearRegression(features=candidate.features)
+    model = study.untrained(candidate, 0, device)
     options = {"batch_data": candidate.batch_data, "precision": candidate.precision, "progress": False}
     looks = {"steps": steps, "validate_every": max(1, steps // 8), "patience": None}
     if candidate.stored_sets is None:
         history = model.fit(simulator, size=candidate.size, num_validation=9, **options, **looks)  # type: ignore[arg-type]
     else:
-        generator = torch.Generator(device).manual_seed(0)
-        theta = simulator.prior.sample(candidate.stored_sets, generator)
-        sizes = torch.full((len(theta),), candidate.size[1], device=device)
-        sets = simulator(theta.float(), sizes, generator)
+        sets, theta = study.stored_sets(candidate, 0, device)
         history = model.fit(sets, theta, validation_fraction=1e-3, **options, **looks)  # type: ignore[arg-type]
     return study.throughput(history, candidate.members), model.num_weights
 

@@ -57,7 +57,7 @@ def test_test_sets_are_not_training_sets() -> None:
     """Another seed of the test sets must change the measurement: nothing is measured on what was trained on."""
     config = experiment.config_for("smoke", "published")
     simulator = experiment.LinearRegression(features="authors")
-    trained, _ = experiment._stored(simulator, config.candidates[0], config)
+    trained, _ = experiment.stored_sets(config.candidates[0], config.seed, config.device)
     tested = next(experiment._tests(config, simulator, 50))[0]
     assert not set(trained.values[:, 0].tolist()) & set(tested.values[:, 0].tolist())
 

@@ -68,7 +68,7 @@ def run(config: linear_scaling.Config = STANDARD, progress: bool | None = None) 
     """
     result = linear_scaling.run(config, None, progress)
     model = result.trained[0].model
-    simulator = LinearRegression(features=config.candidates[0].features)  # type: ignore[arg-type]
+    simulator = LinearRegression(features=config.candidates[0].features)
     generator = torch.Generator(config.device).manual_seed(config.seed + 5)
     theta = simulator.prior.sample(1, generator)
     sets = simulator(theta, torch.tensor([1000], device=config.device), generator)

@@ -33,9 +33,19 @@ from fishnets.inference.efficiency import Measured, efficiency, mean_with_error
 from fishnets.networks import MLP, Gated, NetworkRecipe, network_to_dict
 from fishnets.ragged import Sets
 from fishnets.sets import Fishnet, History
-from fishnets.simulators import LinearRegression
+from fishnets.simulators.linear_regression import Features, LinearRegression
 
-__all__ = ["Candidate", "Config", "Result", "Trained", "config_for", "run", "throughput"]
+__all__ = [
+    "Candidate",
+    "Config",
+    "Result",
+    "Trained",
+    "config_for",
+    "run",
+    "stored_sets",
+    "throughput",
+    "untrained",
+]
 
 # the schedule of the authors' code, epochs at each rate; 20 steps of 512 sets make an epoch of 10^4
 PUBLISHED_EPOCHS = ((500, 5e-4), (500, 1e-4), (500, 5e-5), (250, 1e-6), (250, 5e-6))
@@ -66,7 +76,7 @@ class Candidate:
 
     label: str
     body: NetworkRecipe
-    features: str
+    features: Features
     members: int
     shared: bool
     factor: str
@@ -240,17 +250,8 @@ def throughput(history: History, members: int) -> Measured:
 def _train(
     candidate: Candidate, config: Config, checkpoints: Path | None, progress: bool | None
 ) -> tuple[Fishnet, History]:
-    simulator = LinearRegression(features=candidate.features)  # type: ignore[arg-type]
-    model = Fishnet(
-        simulator.num_features,
-        simulator.prior,
-        candidate.body,
-        candidate.members,
-        config.seed,
-        shared=candidate.shared,
-        factor=candidate.factor,
-        standardise=candidate.standardise,
-    ).to(config.device)
+    simulator = LinearRegression(features=candidate.features)
+    model = untrained(candidate, config.seed, config.device)
     path = None
     if checkpoints is not None:
         checkpoints.mkdir(parents=True, exist_ok=True)
@@ -267,14 +268,31 @@ def _train(
     }
     if candidate.stored_sets is None:
         return model, model.fit(simulator, size=candidate.size, **common)
-    sets, theta = _stored(simulator, candidate, config)
+    sets, theta = stored_sets(candidate, config.seed, config.device)
     # the published code has no validation split and keeps the last weights
     history = model.fit(sets, theta, validation_fraction=0.0, keep_best=False, validate_every=1000, **common)
     return model, history
 
 
-def _stored(simulator: LinearRegression, candidate: Candidate, config: Config) -> tuple[Sets, Tensor]:
-    generator = torch.Generator(config.device).manual_seed(config.seed + 17)
+def untrained(candidate: Candidate, seed: int, device: str) -> Fishnet:
+    """The candidate's model before training."""
+    simulator = LinearRegression(features=candidate.features)
+    return Fishnet(
+        simulator.num_features,
+        simulator.prior,
+        candidate.body,
+        candidate.members,
+        seed,
+        shared=candidate.shared,
+        factor=candidate.factor,
+        standardise=candidate.standardise,
+    ).to(device)
+
+
+def stored_sets(candidate: Candidate, seed: int, device: str) -> tuple[Sets, Tensor]:
+    """The candidate's stored training sets and their parameters (B, 2)."""
+    simulator = LinearRegression(features=candidate.features)
+    generator = torch.Generator(device).manual_seed(seed + 17)
     num_sets = candidate.stored_sets or 0
     theta = simulator.prior.sample(num_sets, generator).to(torch.float32)
     sizes = torch.full((num_sets,), candidate.size[1], device=theta.device)
@@ -293,7 +311,7 @@ def _tests(config: Config, simulator: LinearRegression, size: int) -> Iterator[t
 def _measure(
     candidate: Candidate, model: Fishnet, size: int, config: Config
 ) -> tuple[dict[str, Metric], tuple[Tensor, Tensor]]:
-    simulator = LinearRegression(features=candidate.features)  # type: ignore[arg-type]
+    simulator = LinearRegression(features=candidate.features)
     members: list[list[Gaussian]] = []
     pooled, exact, truths = [], [], []
     for sets, theta in _tests(config, simulator, size):
@@ -326,10 +344,8 @@ def _measure(
 def _pooled(model: Fishnet, separate: tuple[Information, ...]) -> Information:
     """Members' information weighed as :meth:`Fishnet.compress` does, without evaluating the networks again."""
     weights = model.weights.to(separate[0].score.device)
-    score = sum(w * info.score for w, info in zip(weights, separate, strict=True))
-    fisher = sum(w * info.fisher for w, info in zip(weights, separate, strict=True))
-    assert isinstance(score, Tensor)
-    assert isinstance(fisher, Tensor)
+    score = torch.tensordot(weights, torch.stack([info.score for info in separate]), dims=1)
+    fisher = torch.tensordot(weights, torch.stack([info.fisher for info in separate]), dims=1)
     return Information(score, fisher, separate[0].fiducial, separate[0].count)
 
 

@@ -173,7 +173,7 @@ def loss_figure(trained: Sequence[Trained], path: Path) -> None:
 def _sites(trained: Trained, num_data: int, seed: int) -> tuple[list[Any], Any, Any]:
     """Inputs (3 columns), exact and learned contributions (n, 5) of data from the test law."""
     model = trained.model
-    simulator = LinearRegression(features=trained.candidate.features)  # type: ignore[arg-type]
+    simulator = LinearRegression(features=trained.candidate.features)
     generator = torch.Generator().manual_seed(seed)
     theta = simulator.prior.sample(num_data, generator)
     values = simulator(theta, torch.ones(num_data, dtype=torch.int64), generator).values

@@ -30,7 +30,7 @@ def fuses(score: list[nn.Module], factor: list[nn.Module], values: Tensor) -> bo
     layers = _stacked(score, factor)
     if isinstance(score[0], MLPBody):
         weights, biases = zip(*layers, strict=True)
-        return stacked_mlp_backend(values, weights, biases, score[0].name)[0] == "fused"
+        return stacked_mlp_backend(values, weights, biases, score[0].activation_name)[0] == "fused"
     if isinstance(score[0], GatedBody):
         return stacked_gated_backend(values, *_gated_parts(layers))[0] == "fused"
     return False
@@ -41,7 +41,7 @@ def evaluate_fused(score: list[nn.Module], factor: list[nn.Module], values: Tens
     layers = _stacked(score, factor)
     if isinstance(score[0], MLPBody):
         weights, biases = zip(*layers, strict=True)
-        out = stacked_mlp(values, weights, biases, score[0].name, "fused")
+        out = stacked_mlp(values, weights, biases, score[0].activation_name, "fused")
     else:
         out = stacked_gated(values, *_gated_parts(layers), backend="fused")
     score_width, factor_width = (_linears(network)[-1].weight.shape[-1] for network in (score, factor))

@@ -53,7 +53,7 @@ class MLPBody(nn.Module):
 
     def __init__(self, recipe: MLP, num_inputs: int, members: int, generator: torch.Generator) -> None:
         super().__init__()
-        self.name = recipe.activation
+        self.activation_name = recipe.activation
         self.activation = ACTIVATIONS[recipe.activation]
         widths = [num_inputs] + [recipe.width] * recipe.depth
         self.layers = nn.ModuleList(

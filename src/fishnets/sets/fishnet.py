@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from fishnets.algebra.gaussian import Gaussian
 from fishnets.algebra.information import Information
-from fishnets.algebra.packing import unpack_symmetric
+from fishnets.algebra.packing import packed_size, unpack_symmetric
 from fishnets.arrays import available_device
 from fishnets.errors import CheckpointError, ConfigError, DataError, FileFormatError, ShapeError
 from fishnets.networks import Gated, NetworkRecipe, TwinNetwork, member_weights
@@ -163,7 +163,7 @@ class Fishnet(nn.Module):
         if members not in ("pooled", "separate"):
             raise ConfigError(f'`members` is "{members}" but "pooled" or "separate" was expected.')
         self._expect(sets).check_finite()
-        width = self.num_params + self.num_params * (self.num_params + 1) // 2
+        width = self.num_params + packed_size(self.num_params)
         shape = (self.recipe.members, len(sets), width)
         total = torch.zeros(shape, dtype=torch.float64, device=sets.device)
         for first, piece in sets.chunks(chunk):

@@ -30,7 +30,7 @@ from fishnets.ops.segment_information import segment_sum
 from fishnets.priors import Normal
 from fishnets.ragged import Sets
 
-__all__ = ["LinearRegression"]
+__all__ = ["Features", "LinearRegression"]
 
 Features = Literal["paper", "log", "authors"]
 

@@ -42,12 +42,14 @@ CORE = {"torch", "numpy", "safetensors"}
 EXTRAS = {
     "rich": {"sets", "experiments", "cli"},
     "typer": {"cli"},
-    "matplotlib": {"experiments"},
+    "matplotlib": {"inference", "experiments"},
     "triton": {"ops"},
     "numba": {"ops"},
     "torch_geometric": {"graphs"},
     "ogb": {"graphs"},
     "zuko": {"inference"},
+    "numpyro": {"inference"},
+    "jax": {"inference"},
     "pyarrow": {"scale"},
     "dask": {"scale"},
     "ray": {"scale"},
@@ -215,7 +217,8 @@ import fishnets
 after = state()
 print("changed:", sorted(name for name in before if before[name] != after[name]))
 print("cuda:", torch.cuda.is_initialized())
-extras = ["matplotlib", "torch_geometric", "ogb", "zuko", "pyarrow", "dask", "ray", "sbi", "bayesflow", "typer"]
+extras = ["matplotlib", "torch_geometric", "ogb", "zuko", "numpyro", "jax", "pyarrow", "dask", "ray", "sbi"]
+extras += ["bayesflow", "typer"]
 print("extras:", sorted(set(extras) & set(sys.modules)))
 print("missing:", [name for name in fishnets.__all__ if not hasattr(fishnets, name)])
 """

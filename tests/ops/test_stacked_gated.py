@@ -169,7 +169,7 @@ def test_wrong_shapes_raise() -> None:
         (100_003, 1, 5, 16, 16, 2),
         (512, 20, 15, 32, 16, 2),
         (300, 2, 1, 32, 1, 1),
-        (1, 1, 3, 16, 1, 1),
+        (1, 1, 3, 16, 6, 1),
     ],
 )  # few shapes in all tests together: kernels are compiled for each, and again for one row and for multiples of 16
 def test_fused_equals_reference(

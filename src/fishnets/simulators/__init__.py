@@ -1,5 +1,7 @@
 """Simulators, each with its exact answers: what networks are trained on and measured against."""
 
+from fishnets.simulators.gamma_population import GammaPopulation
+from fishnets.simulators.grid import GridPosterior
 from fishnets.simulators.linear_regression import LinearRegression
 
-__all__ = ["LinearRegression"]
+__all__ = ["GammaPopulation", "GridPosterior", "LinearRegression"]

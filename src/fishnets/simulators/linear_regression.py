@@ -17,9 +17,11 @@ so the posterior under a Gaussian prior is exact in one step.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,7 +45,9 @@ class LinearRegression:
         features: Columns of a datum. ``"paper"``: :math:`(y, x, \sigma^2)`; ``"log"``: :math:`(y, x, \ln\sigma)`;
             ``"authors"``: :math:`(y, x, \sigma^{-2}, x\sigma^{-2}, y\sigma^{-2})`, which the authors' code feeds.
         x_range: Bounds of the uniform law of x.
-        sigma_range: Bounds of the uniform law of the noise's standard deviation.
+        sigma_range: Bounds of the law of the noise's standard deviation, which is uniform between them.
+        sigma_decay: With it the law is exponential instead: :math:`\sigma` exceeds the lower bound by an exponential of
+            this mean, cut off at the upper bound.
 
     Example:
         >>> simulator = LinearRegression()
@@ -56,8 +60,11 @@ class LinearRegression:
     features: Features = "paper"
     x_range: tuple[float, float] = (0.0, 10.0)
     sigma_range: tuple[float, float] = (1.0, 10.0)
+    sigma_decay: float | None = None
 
     def __post_init__(self) -> None:
+        if self.sigma_decay is not None and not self.sigma_decay > 0:
+            raise ConfigError(f"`sigma_decay` is {self.sigma_decay} but a positive mean, or None, was expected.")
         if self.features not in ("paper", "log", "authors"):
             raise ConfigError(f'`features` is "{self.features}" but "paper", "log" or "authors" was expected.')
 
@@ -90,8 +97,11 @@ class LinearRegression:
             )
         offsets = torch.cat([size.new_zeros(1), size.cumsum(0)])
         num_data = int(offsets[-1])
-        x = _uniform(num_data, self.x_range, theta, generator)
-        sigma = _uniform(num_data, self.sigma_range, theta, generator)
+        x_unit, sigma_unit = (
+            torch.rand(num_data, generator=generator, dtype=theta.dtype, device=theta.device) for _ in range(2)
+        )
+        x = self.x_range[0] + (self.x_range[1] - self.x_range[0]) * x_unit
+        sigma = self._sigma_at(sigma_unit)
         rows = torch.repeat_interleave(theta, size, dim=0, output_size=num_data)
         return Sets(self._observe(rows, x, sigma, generator), offsets)
 
@@ -133,10 +143,19 @@ class LinearRegression:
 
     def fisher_per_datum(self) -> Tensor:
         r"""The expected Fisher matrix of one datum, :math:`F_1`, shape (2, 2); here it does not depend on theta."""
-        (a, b), (low, high) = self.x_range, self.sigma_range
-        mean_weight = 1 / (low * high)  # E[1/σ²] of a uniform σ
+        a, b = self.x_range
+        nodes, weights = (torch.from_numpy(array) for array in np.polynomial.legendre.leggauss(200))
+        mean_weight = float(0.5 * weights @ self._sigma_at(0.5 * (nodes + 1)).pow(-2))
         mean_x, mean_x2 = (a + b) / 2, (a * a + a * b + b * b) / 3
         return mean_weight * torch.tensor([[mean_x2, mean_x], [mean_x, 1.0]], dtype=torch.float64)
+
+    def _sigma_at(self, share: Tensor) -> Tensor:
+        """Quantiles of the law of sigma at shares in (0, 1)."""
+        low, high = self.sigma_range
+        if self.sigma_decay is None:
+            return low + (high - low) * share
+        kept = -math.expm1(-(high - low) / self.sigma_decay)  # the part of the exponential below the cut
+        return low - self.sigma_decay * torch.log1p(-kept * share)
 
     def _observe(self, theta: Tensor, x: Tensor, sigma: Tensor, generator: torch.Generator | None) -> Tensor:
         noise = torch.randn(len(x), generator=generator, dtype=x.dtype, device=x.device)
@@ -145,8 +164,3 @@ class LinearRegression:
             weight = sigma.square().reciprocal()
             return torch.stack([y, x, weight, x * weight, y * weight], dim=-1)
         return torch.stack([y, x, sigma.square() if self.features == "paper" else sigma.log()], dim=-1)
-
-
-def _uniform(num_data: int, bounds: tuple[float, float], like: Tensor, generator: torch.Generator | None) -> Tensor:
-    unit = torch.rand(num_data, generator=generator, dtype=like.dtype, device=like.device)
-    return bounds[0] + (bounds[1] - bounds[0]) * unit

@@ -13,25 +13,24 @@ from dataclasses import replace
 
 import torch
 
-from fishnets.experiments import linear_scaling as study
+from fishnets.experiments import candidates, linear_scaling
 from fishnets.experiments.records import Metric, Record, hardware_name, metric, versions, write_record
 from fishnets.experiments.report import markdown_table
 from fishnets.inference import Measured
-from fishnets.simulators import LinearRegression
 
 
-def training(candidate: study.Candidate, device: str, steps: int) -> tuple[Measured, int]:
+def training(candidate: candidates.Candidate, device: str, steps: int) -> tuple[Measured, int]:
     """Member-data per second of one candidate, and the weights of one of its members."""
-    simulator = LinearRegression(features=candidate.features)
-    model = study.untrained(candidate, 0, device)
+    simulator = linear_scaling.simulator_of(candidate)
+    model = candidates.untrained(candidate, simulator, 0, device)
     options = {"batch_data": candidate.batch_data, "precision": candidate.precision, "progress": False}
     looks = {"steps": steps, "validate_every": max(1, steps // 8), "patience": None}
     if candidate.stored_sets is None:
         history = model.fit(simulator, size=candidate.size, num_validation=9, **options, **looks)  # type: ignore[arg-type]
     else:
-        sets, theta = study.stored_sets(candidate, 0, device)
+        sets, theta = candidates.stored_sets(candidate, simulator, 0, device)
         history = model.fit(sets, theta, validation_fraction=1e-3, **options, **looks)  # type: ignore[arg-type]
-    return study.throughput(history, candidate.members), model.num_weights
+    return candidates.throughput(history, candidate.members), model.num_weights
 
 
 def matrix_rate(device: str, size: int) -> Measured:
@@ -57,8 +56,8 @@ def main() -> None:
     options = parser.parse_args()
     small = options.device == "cpu"
     preset, steps = ("quick", 40) if small else ("paper", 400)
-    recommended, paper = study.config_for(preset, "clean").candidates
-    stored = study.config_for(preset, "published").candidates[0]
+    recommended, paper = linear_scaling.config_for(preset, "clean").candidates
+    stored = linear_scaling.config_for(preset, "published").candidates[0]
     many = 2 if small else 10
     cases = {
         "paper": replace(stored, members=many),

@@ -4,7 +4,7 @@ Twin networks give each datum a score and a Fisher matrix; both add over a set, 
 data of unequal quality as they deserve.
 """
 
-from fishnets import algebra, errors, networks, priors, simulators
+from fishnets import algebra, errors, inference, networks, priors, simulators
 from fishnets.algebra import Gaussian, Information
 from fishnets.ragged import Sets
 from fishnets.sets import Fishnet, History, load
@@ -20,6 +20,7 @@ __all__ = [
     "__version__",
     "algebra",
     "errors",
+    "inference",
     "load",
     "networks",
     "priors",

@@ -13,6 +13,7 @@ __all__ = [
     "BackendUnavailableError",
     "CheckpointError",
     "ConfigError",
+    "ConvergenceWarning",
     "DataError",
     "FileFormatError",
     "FishnetsError",
@@ -84,6 +85,10 @@ class MissingExtraError(FishnetsError, ImportError):
         super().__init__(
             f"{purpose} needs `{package}`, which is not installed. Install it with `pip install 'fishnets[{extra}]'`."
         )
+
+
+class ConvergenceWarning(UserWarning):
+    """Markov chains have not converged, or diverged on the way; their draws are not yet a posterior."""
 
 
 def describe_rows(rows: Sequence[Any], limit: int = 5) -> str:

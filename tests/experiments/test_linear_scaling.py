@@ -11,7 +11,9 @@ import torch
 from fishnets.algebra import Gaussian
 from fishnets.errors import ConfigError
 from fishnets.experiments import linear_scaling as experiment
-from fishnets.experiments.report import comparison_table, draw
+from fishnets.experiments.candidates import stored_sets
+from fishnets.experiments.linear_figures import draw
+from fishnets.experiments.report import comparison_table
 
 
 def test_the_published_protocol_is_the_papers() -> None:
@@ -39,7 +41,7 @@ def test_a_smoke_run_measures_everything(protocol: str, tmp_path: Path) -> None:
             assert found.error > 0
             assert found.bound == 1.0
     assert "efficiency" in comparison_table({"smoke": result.metrics}, list(result.metrics))
-    draw(result.trained, config.test_sizes[-1], tmp_path / "figure")
+    draw(result, tmp_path / "figure")
     assert (tmp_path / f"figure-{labels[0]}-residuals.png").stat().st_size > 1000
     assert (tmp_path / f"figure-{labels[0]}-sites.png").stat().st_size > 1000
 
@@ -56,8 +58,8 @@ def test_a_run_depends_on_its_config_alone() -> None:
 def test_test_sets_are_not_training_sets() -> None:
     """Another seed of the test sets must change the measurement: nothing is measured on what was trained on."""
     config = experiment.config_for("smoke", "published")
-    simulator = experiment.LinearRegression(features="authors")
-    trained, _ = experiment.stored_sets(config.candidates[0], config.seed, config.device)
+    simulator = experiment.simulator_of(config.candidates[0])
+    trained, _ = stored_sets(config.candidates[0], simulator, config.seed, config.device)
     tested = next(experiment._tests(config, simulator, 50))[0]
     assert not set(trained.values[:, 0].tolist()) & set(tested.values[:, 0].tolist())
 

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from fishnets.cli import demo, info, reproduce
+from fishnets.cli import demo, diagnose, infer, info, reproduce
 from fishnets.errors import FishnetsError
 
 __all__ = ["app", "main"]
@@ -19,6 +19,8 @@ app = typer.Typer(
 )
 app.command("demo")(demo.demo)
 app.command("reproduce")(reproduce.reproduce)
+app.command("infer")(infer.infer)
+app.command("diagnose")(diagnose.diagnose)
 app.command("info")(info.info)
 
 

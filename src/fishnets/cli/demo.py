@@ -12,8 +12,8 @@ import typer
 from fishnets.cli.options import Device, command_line, resolve_device, say
 from fishnets.errors import MissingExtraError
 from fishnets.experiments import demo as experiment
+from fishnets.experiments.linear_figures import residual_figure
 from fishnets.experiments.records import Record, hardware_name, record_text, refuse_overwrite, versions
-from fishnets.experiments.report import residual_figure
 
 __all__ = ["demo"]
 

@@ -14,7 +14,7 @@ from fishnets.cli.options import Device, command_line, resolve_device, say
 from fishnets.errors import MissingExtraError
 from fishnets.experiments import EXPERIMENTS
 from fishnets.experiments.records import Record, hardware_name, refuse_overwrite, versions, write_record
-from fishnets.experiments.report import comparison_table, draw
+from fishnets.experiments.report import comparison_table
 
 __all__ = ["reproduce"]
 
@@ -72,8 +72,8 @@ def reproduce(
     path = write_record(record, out, overwrite)
     print(comparison_table({f"{preset} {protocol}": result.metrics}, list(result.metrics)))
     try:
-        draw(result.trained, config.test_sizes[-1], path.with_suffix(""))
+        experiment.draw(result, path.with_suffix(""))
     except MissingExtraError as error:
         say(f"No figures: {error}")
-    shutil.rmtree(checkpoints)  # done: the same command starts anew
+    shutil.rmtree(checkpoints, ignore_errors=True)  # done: the same command starts anew
     say(f"Recorded in {path}.")

@@ -11,7 +11,6 @@ from fishnets.experiments.records import Metric
 from fishnets.experiments.report import format_metric, markdown_table
 from fishnets.networks import Gated
 from fishnets.ragged import Sets
-from fishnets.simulators import LinearRegression
 
 __all__ = ["SMOKE", "STANDARD", "Demo", "report", "run"]
 
@@ -68,7 +67,7 @@ def run(config: linear_scaling.Config = STANDARD, progress: bool | None = None) 
     """
     result = linear_scaling.run(config, None, progress)
     model = result.trained[0].model
-    simulator = LinearRegression(features=config.candidates[0].features)
+    simulator = linear_scaling.simulator_of(config.candidates[0])
     generator = torch.Generator(config.device).manual_seed(config.seed + 5)
     theta = simulator.prior.sample(1, generator)
     sets = simulator(theta, torch.tensor([1000], device=config.device), generator)

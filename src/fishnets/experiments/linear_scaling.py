@@ -15,12 +15,11 @@ paper's, twin perceptrons of 3 x 256 ELU units, and the one we recommend, a smal
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -28,70 +27,20 @@ from torch import Tensor
 from fishnets.algebra.gaussian import Gaussian, gaussian_loss
 from fishnets.algebra.information import Information
 from fishnets.errors import ConfigError
+from fishnets.experiments.candidates import Candidate, checkpoint_path, throughput, train
 from fishnets.experiments.records import Metric, metric
 from fishnets.inference.efficiency import Measured, efficiency, mean_with_error
-from fishnets.networks import MLP, Gated, NetworkRecipe, network_to_dict
+from fishnets.networks import MLP, Gated, NetworkRecipe
 from fishnets.ragged import Sets
 from fishnets.sets import Fishnet, History
 from fishnets.simulators.linear_regression import Features, LinearRegression
 
-__all__ = [
-    "Candidate",
-    "Config",
-    "Result",
-    "Trained",
-    "config_for",
-    "run",
-    "stored_sets",
-    "throughput",
-    "untrained",
-]
+__all__ = ["Config", "Result", "Trained", "config_for", "run", "simulator_of"]
 
 # the schedule of the authors' code, epochs at each rate; 20 steps of 512 sets make an epoch of 10^4
 PUBLISHED_EPOCHS = ((500, 5e-4), (500, 1e-4), (500, 5e-5), (250, 1e-6), (250, 5e-6))
 PUBLISHED_SHARE = 0.6  # of these epochs, in the same proportions
 STEPS_PER_EPOCH = 20
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A network and how it is trained.
-
-    Args:
-        label: ``"paper"`` or ``"recommended"``.
-        body: The networks' bodies.
-        features: Columns of a datum; see :class:`fishnets.simulators.LinearRegression`.
-        members: Ensemble members.
-        shared: One trunk for both heads.
-        factor: Kind of Fisher factor.
-        standardise: Whether features are standardised.
-        size: Set size, or range of sizes, trained on.
-        steps: Updates.
-        batch_data: Rows per update.
-        learning_rate: Peak of the cosine, or a staircase.
-        stored_sets: Number of stored training sets; None draws fresh ones at every step.
-        precision: Precision of the networks' products.
-        clip: Largest gradient norm of a member.
-    """
-
-    label: str
-    body: NetworkRecipe
-    features: Features
-    members: int
-    shared: bool
-    factor: str
-    standardise: bool
-    size: tuple[int, int]
-    steps: int
-    batch_data: int
-    learning_rate: float | tuple[tuple[int, float], ...]
-    stored_sets: int | None = None
-    precision: str = "auto"
-    clip: float = 1.0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {k: v for k, v in asdict(self).items() if k != "body"} | {"body": network_to_dict(self.body)}
 
 
 @dataclass(frozen=True)
@@ -168,6 +117,11 @@ PUBLISHED = replace(
 )
 
 
+def simulator_of(candidate: Candidate) -> LinearRegression:
+    """The simulator of the data a candidate reads."""
+    return LinearRegression(features=cast(Features, candidate.features))
+
+
 def config_for(preset: str, protocol: str, seed: int = 0, device: str = "cpu") -> Config:
     """The config of a preset: ``"smoke"`` (seconds), ``"quick"`` (CPU minutes) or ``"paper"`` (a GPU).
 
@@ -227,7 +181,9 @@ def run(config: Config, checkpoints: Path | None = None, progress: bool | None =
     metrics: dict[str, Metric] = {}
     trained = []
     for candidate in config.candidates:
-        model, history = _train(candidate, config, checkpoints, progress)
+        simulator = simulator_of(candidate)
+        path = checkpoint_path(checkpoints, f"{config.preset}-{config.protocol}-{candidate.label}-seed{config.seed}")
+        model, history = train(candidate, simulator, config.seed, config.device, path, progress)
         metrics[f"throughput/{candidate.label}"] = metric(throughput(history, candidate.members))
         started = time.monotonic()
         residuals = {}
@@ -237,66 +193,6 @@ def run(config: Config, checkpoints: Path | None = None, progress: bool | None =
         trained.append(Trained(candidate, model, history, residuals))
         seconds += history.seconds + time.monotonic() - started  # training may have been resumed
     return Result(config, metrics, trained, seconds)
-
-
-def throughput(history: History, members: int) -> Measured:
-    """Sustained member-data per second: the median over the intervals between looks, and its error."""
-    data, elapsed = (torch.tensor(x, dtype=torch.float64) for x in (history.data_seen, history.elapsed))
-    rates = members * data.diff() / elapsed.diff()
-    spread = (rates - rates.median()).abs().median()  # robust against the first interval, which compiles
-    return Measured(float(rates.median()), float(1.86 * spread / math.sqrt(len(rates))))
-
-
-def _train(
-    candidate: Candidate, config: Config, checkpoints: Path | None, progress: bool | None
-) -> tuple[Fishnet, History]:
-    simulator = LinearRegression(features=candidate.features)
-    model = untrained(candidate, config.seed, config.device)
-    path = None
-    if checkpoints is not None:
-        checkpoints.mkdir(parents=True, exist_ok=True)
-        path = checkpoints / f"{config.preset}-{config.protocol}-{candidate.label}-seed{config.seed}.checkpoint"
-    common: dict[str, Any] = {
-        "steps": candidate.steps,
-        "batch_data": candidate.batch_data,
-        "learning_rate": candidate.learning_rate,
-        "precision": candidate.precision,
-        "clip": candidate.clip,
-        "patience": None,
-        "checkpoint": path,
-        "progress": progress,
-    }
-    if candidate.stored_sets is None:
-        return model, model.fit(simulator, size=candidate.size, **common)
-    sets, theta = stored_sets(candidate, config.seed, config.device)
-    # the published code has no validation split and keeps the last weights
-    history = model.fit(sets, theta, validation_fraction=0.0, keep_best=False, validate_every=1000, **common)
-    return model, history
-
-
-def untrained(candidate: Candidate, seed: int, device: str) -> Fishnet:
-    """The candidate's model before training."""
-    simulator = LinearRegression(features=candidate.features)
-    return Fishnet(
-        simulator.num_features,
-        simulator.prior,
-        candidate.body,
-        candidate.members,
-        seed,
-        shared=candidate.shared,
-        factor=candidate.factor,
-        standardise=candidate.standardise,
-    ).to(device)
-
-
-def stored_sets(candidate: Candidate, seed: int, device: str) -> tuple[Sets, Tensor]:
-    """The candidate's stored training sets and their parameters (B, 2)."""
-    simulator = LinearRegression(features=candidate.features)
-    generator = torch.Generator(device).manual_seed(seed + 17)
-    num_sets = candidate.stored_sets or 0
-    theta = simulator.prior.sample(num_sets, generator).to(torch.float32)
-    sizes = torch.full((num_sets,), candidate.size[1], device=theta.device)
-    return simulator(theta, sizes, generator), theta
 
 
 def _tests(config: Config, simulator: LinearRegression, size: int) -> Iterator[tuple[Sets, Tensor]]:
@@ -311,7 +207,7 @@ def _tests(config: Config, simulator: LinearRegression, size: int) -> Iterator[t
 def _measure(
     candidate: Candidate, model: Fishnet, size: int, config: Config
 ) -> tuple[dict[str, Metric], tuple[Tensor, Tensor]]:
-    simulator = LinearRegression(features=candidate.features)
+    simulator = simulator_of(candidate)
     members: list[list[Gaussian]] = []
     pooled, exact, truths = [], [], []
     for sets, theta in _tests(config, simulator, size):

@@ -5,90 +5,109 @@ a channel-wise softmax with one learned temperature :math:`\beta`,
 
 .. math:: a_c = \sum_i \frac{e^{\beta h_{ic}}}{\sum_j e^{\beta h_{jc}}} h_{ic},
 
-and a global network that returns the parameters. An empty set aggregates to zero.
+and a global network that returns the parameters. An empty set aggregates to zero. A mean deep set is a Fishnet whose
+data all weigh the same: :math:`F_i = f I` and :math:`t_i = f (\phi_i - \theta_*)` give :math:`\hat\theta = \bar\phi`.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import silu
 
 from fishnets.errors import ConfigError, ShapeError
-from fishnets.ops.segment_information import segment_sum
+from fishnets.networks.ensemble import StackedLinear
+from fishnets.networks.pooling import apply_to_rows, set_mean, set_softmax, set_sum
 from fishnets.ragged import Sets
 
-__all__ = ["DeepSet"]
+__all__ = ["DeepSet", "DeepSetNetwork", "SetNetworkRecipe"]
 
 
-class DeepSet(nn.Module):
-    """A deep set of the paper's size by default: 87,810 parameters with a mean, 87,811 with a softmax.
+class SetNetworkRecipe(Protocol):
+    """A frozen description of a network on sets, able to build it.
+
+    What is built has the members as the first dimension of every parameter and maps sets, shared by all members, to
+    parameters of shape (K, B, p). Where ``sets.common_size`` is known it reads nothing back from the device.
+    """
+
+    def build(self, num_features: int, num_params: int, members: int, generator: torch.Generator) -> nn.Module: ...
+
+
+@dataclass(frozen=True)
+class DeepSet:
+    """Recipe of a deep set, of the paper's size by default: 87,810 weights with a mean, 87,811 with a softmax.
 
     Args:
-        num_features: Width of a datum.
-        num_params: Number of parameters returned.
         aggregation: ``"mean"`` or ``"softmax"``.
         embedding: Width of each layer of the two embeddings.
         hidden: Width of the global network's two hidden layers.
-        seed: Seed of the initial values.
 
     Example:
-        >>> net = DeepSet(num_features=3, num_params=2)
-        >>> sum(parameter.numel() for parameter in net.parameters())
+        >>> net = DeepSet().build(3, 2, members=4, generator=torch.Generator().manual_seed(0))
+        >>> sum(parameter.numel() for parameter in net.parameters()) // 4
         87810
         >>> net(Sets.from_offsets(torch.zeros(7, 3), [0, 2, 7])).shape
-        torch.Size([2, 2])
+        torch.Size([4, 2, 2])
     """
 
+    aggregation: Literal["mean", "softmax"] = "mean"
+    embedding: int = 128
+    hidden: int = 64
+
+    def __post_init__(self) -> None:
+        if self.aggregation not in ("mean", "softmax"):
+            raise ConfigError(f'`aggregation` is "{self.aggregation}" but "mean" or "softmax" was expected.')
+        if self.embedding < 1 or self.hidden < 1:
+            raise ConfigError(f"`embedding` {self.embedding} and `hidden` {self.hidden} must be at least 1.")
+
+    def build(self, num_features: int, num_params: int, members: int, generator: torch.Generator) -> DeepSetNetwork:
+        """Makes the network for sets of the given width."""
+        return DeepSetNetwork(self, num_features, num_params, members, generator)
+
+
+class DeepSetNetwork(nn.Module):
+    """K stacked deep sets: sets to parameters (K, B, p)."""
+
     def __init__(
-        self,
-        num_features: int,
-        num_params: int,
-        aggregation: Literal["mean", "softmax"] = "mean",
-        embedding: int = 128,
-        hidden: int = 64,
-        seed: int = 0,
+        self, recipe: DeepSet, num_features: int, num_params: int, members: int, generator: torch.Generator
     ) -> None:
         super().__init__()
-        if aggregation not in ("mean", "softmax"):
-            raise ConfigError(f'`aggregation` is "{aggregation}" but "mean" or "softmax" was expected.')
-        self.num_features = num_features
-        generator = torch.Generator().manual_seed(seed)
-        self.embeddings = nn.ModuleList(
-            _swish_network([num_features, embedding, embedding, embedding], generator) for _ in range(2)
-        )
-        self.readout = _swish_network([2 * embedding, hidden, hidden, num_params], generator)
-        self.temperature = nn.Parameter(torch.ones(())) if aggregation == "softmax" else None
+        self.num_features, self.width = num_features, 2 * recipe.embedding
+        inner = [recipe.embedding] * 3
+        self.embeddings = nn.ModuleList(_SwishNetwork([num_features, *inner], members, generator) for _ in range(2))
+        self.readout = _SwishNetwork([self.width, recipe.hidden, recipe.hidden, num_params], members, generator)
+        softmax = recipe.aggregation == "softmax"
+        self.temperature = nn.Parameter(torch.ones(members, 1, 1)) if softmax else None
 
     def forward(self, sets: Sets) -> Tensor:
-        """Maps a batch of sets to parameters, shape (num_sets, p)."""
+        """Maps a batch of sets to parameters, shape (K, B, p)."""
+        return self.readout(self.aggregate(sets))  # type: ignore[no-any-return]
+
+    def aggregate(self, sets: Sets) -> Tensor:
+        """The aggregated embeddings of each set, shape (K, B, c)."""
         if sets.num_features != self.num_features:
             raise ShapeError(f"The sets have {sets.num_features} features but {self.num_features} were expected.")
-        rows = torch.cat([embedding(sets.values) for embedding in self.embeddings], dim=-1)
-        sizes = sets.sizes.clamp(min=1).unsqueeze(-1)
+        values = sets.values.unsqueeze(0)
+        rows = torch.cat([apply_to_rows(embedding, values) for embedding in self.embeddings], dim=-1)  # (K, N, c)
         if self.temperature is None:
-            return self.readout(segment_sum(rows, sets.offsets) / sizes)  # type: ignore[no-any-return]
-        return self.readout(_softmax_sum(rows, self.temperature, sets))  # type: ignore[no-any-return]
+            return set_mean(rows, sets)
+        return set_sum(set_softmax(self.temperature * rows, sets) * rows, sets)
 
 
-def _softmax_sum(rows: Tensor, temperature: Tensor, sets: Sets) -> Tensor:
-    logits = temperature * rows
-    index = sets.index.unsqueeze(-1).expand_as(rows)
-    peak = logits.detach().new_full((len(sets), rows.shape[1]), -torch.inf)
-    peak = peak.scatter_reduce(0, index, logits.detach(), "amax")
-    weight = torch.exp(logits - peak[sets.index])
-    total = segment_sum(weight, sets.offsets)
-    return segment_sum(weight * rows, sets.offsets) / total.clamp(min=torch.finfo(rows.dtype).tiny)
+class _SwishNetwork(nn.Module):
+    """K stacked perceptrons with swish between their layers: (K or 1, *, n, in) to (K, *, n, out)."""
 
+    def __init__(self, widths: list[int], members: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(StackedLinear(members, a, b, generator) for a, b in pairwise(widths))
 
-def _swish_network(widths: list[int], generator: torch.Generator) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for a, b in pairwise(widths):
-        linear = nn.utils.skip_init(nn.Linear, a, b)
-        with torch.no_grad():
-            linear.weight.copy_((2 * torch.rand((b, a), generator=generator) - 1) * (3 / a) ** 0.5)
-            linear.bias.zero_()
-        layers += [linear, nn.SiLU()]
-    return nn.Sequential(*layers[:-1])
+    def forward(self, x: Tensor) -> Tensor:
+        first, *others = self.layers
+        x = first(x)
+        for layer in others:
+            x = layer(silu(x))
+        return x

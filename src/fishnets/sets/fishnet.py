@@ -12,10 +12,10 @@ with the model.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 import torch
 from torch import Tensor, nn
@@ -23,22 +23,29 @@ from torch import Tensor, nn
 from fishnets.algebra.gaussian import Gaussian
 from fishnets.algebra.information import Information
 from fishnets.algebra.packing import packed_size, unpack_symmetric
-from fishnets.arrays import available_device
-from fishnets.errors import CheckpointError, ConfigError, DataError, FileFormatError, ShapeError
+from fishnets.errors import ConfigError, ShapeError
 from fishnets.networks import Gated, NetworkRecipe, TwinNetwork, member_weights
 from fishnets.ops.segment_information import segment_information
 from fishnets.priors import Prior
 from fishnets.ragged import Sets
+from fishnets.sets.fitting import (
+    Options,
+    expect_choice,
+    expect_counts,
+    expect_prior,
+    expect_sets,
+    fit,
+    measure_features,
+)
 from fishnets.sets.history import History
 from fishnets.sets.objective import Objective, Standards
 from fishnets.sets.recipe import Recipe
-from fishnets.sets.sources import Simulator, SimulatorSource, Source, StoredSource, mixed_seed, size_range
-from fishnets.sets.training import Schedule, Settings, train
+from fishnets.sets.sources import Simulator, Source
+from fishnets.sets.training import Losses, Schedule
 
 __all__ = ["Fishnet"]
 
 CHUNK = 2**18
-FINISH = 0.02  # the share of a bfloat16 training that ends in float32, the precision the model is used in
 
 
 class Fishnet(nn.Module):
@@ -87,9 +94,8 @@ class Fishnet(nn.Module):
         standardise: bool = True,
     ) -> None:
         super().__init__()
-        if num_features < 1 or members < 1:
-            raise ConfigError(f"`num_features` is {num_features} and `members` {members}; both must be at least 1.")
-        _check_prior(prior)
+        expect_counts(num_features, members)
+        expect_prior(prior)
         point = prior.mean.to(torch.float64) if fiducial is None else torch.as_tensor(fiducial, dtype=torch.float64)
         if point.shape != prior.mean.shape:
             raise ShapeError(f"`fiducial` has shape {tuple(point.shape)} but ({len(prior.mean)},) was expected.")
@@ -162,7 +168,7 @@ class Fishnet(nn.Module):
         """
         if members not in ("pooled", "separate"):
             raise ConfigError(f'`members` is "{members}" but "pooled" or "separate" was expected.')
-        self._expect(sets).check_finite()
+        expect_sets(sets, self.recipe.num_features).check_finite()
         width = self.num_params + packed_size(self.num_params)
         shape = (self.recipe.members, len(sets), width)
         total = torch.zeros(shape, dtype=torch.float64, device=sets.device)
@@ -230,50 +236,25 @@ class Fishnet(nn.Module):
         Returns:
             Losses, rates, clipped steps and the reason training stopped.
         """
-        _expect_choice("precision", precision, ("auto", "float32", "bfloat16"))
-        _expect_choice("compile", compile, ("auto", "on", "off"))
-        where = available_device(device) if device is not None else _device_of(data, self.fiducial.device)
-        self.to(where)
-        if batch_data is None:
-            batch_data = max(3200, 32 * _largest(data, size))
-        source = self._source(data, theta, where, size, batch_data, num_validation, validation_fraction)
-        if validate_every is None:
-            validate_every = _validation_interval(steps, source, batch_data)
-        half = precision == "bfloat16" or (precision == "auto" and self._half_pays(source.typical.values[:1].float()))
-        settings = Settings(
+        expect_choice("precision", precision, ("auto", "float32", "bfloat16"))
+        expect_choice("compile", compile, ("auto", "on", "off"))
+        options = Options(
+            size=size,
             steps=steps,
+            batch_data=batch_data,
             learning_rate=learning_rate,
+            num_validation=num_validation,
+            validation_fraction=validation_fraction,
             validate_every=validate_every,
             patience=patience,
             clip=clip,
             keep_best=keep_best,
-            fast_steps=steps - math.ceil(FINISH * steps) if half else 0,
-            seed=self._seed() + 1,
+            checkpoint=checkpoint,
+            device=device,
+            progress=progress,
         )
-        fitted_before = self.fitted
-        if not self.fitted:
-            self._prepare(source)
-        self.fitted = True  # also when interrupted: the best weights so far stay, and are not to be rescaled
-        compiled = compile == "on" or (compile == "auto" and where.type == "cuda")
-        standards = self._standards()
-        exact = Objective(self.networks, standards, False, compiled and not half)  # too few steps to pay for compiling
-        try:
-            history = train(
-                self.networks,
-                exact,
-                Objective(self.networks, standards, True, compiled) if half else exact,
-                source,
-                settings,
-                None if checkpoint is None else Path(checkpoint),
-                f"{self.recipe.identity} device={where.type}",
-                sys.stderr.isatty() if progress is None else progress,
-                self._weigh_members,
-            )
-        except (ConfigError, CheckpointError, FileFormatError):  # refused before it began
-            self.fitted = fitted_before
-            raise
-        self.num_fits += 1
-        return history
+        losses = partial(self._losses, precision, compile)
+        return fit(self, data, theta, options, losses, self._prepare, self._weigh_members)
 
     def save(self, path: str | Path) -> None:
         """Writes the model to one file: safetensors with a JSON header."""
@@ -281,9 +262,14 @@ class Fishnet(nn.Module):
 
         save(self, path)
 
-    def _seed(self) -> int:
-        """Seed of the data of the next fit: that of the recipe for the first, another for every later one."""
-        return self.recipe.seed if self.num_fits == 0 else mixed_seed(self.recipe.seed, self.num_fits)
+    def _losses(self, precision: str, compiling: str, source: Source) -> tuple[Losses, Losses | None]:
+        """Losses in float32 and, where it was asked for or pays, in bfloat16."""
+        rows = source.typical.values[:1].float()
+        half = precision == "bfloat16" or (precision == "auto" and self._half_pays(rows))
+        compiled = compiling == "on" or (compiling == "auto" and self.fiducial.is_cuda)
+        standards = self._standards()
+        exact = Objective(self.networks, standards, False, compiled and not half)  # too few steps to pay for compiling
+        return exact, Objective(self.networks, standards, True, compiled) if half else None
 
     def _half_pays(self, rows: Tensor) -> bool:
         return rows.is_cuda and (self.networks.fuses(rows) or self.recipe.network.width >= 128)
@@ -291,18 +277,6 @@ class Fishnet(nn.Module):
     def _weigh_members(self, history: History) -> None:
         if all(math.isfinite(loss) for loss in history.best_loss):
             self.weights.copy_(member_weights(torch.tensor(history.best_loss, dtype=torch.float64)))
-
-    def _expect(self, sets: Sets) -> Sets:
-        if not isinstance(sets, Sets):
-            raise DataError(
-                f"`sets` is a {type(sets).__name__} but `fishnets.Sets` was expected; make it with `Sets.from_list`, "
-                "`from_padded`, `from_offsets` or `from_index`."
-            )
-        if sets.num_features != self.recipe.num_features:
-            raise ShapeError(
-                f"The sets have {sets.num_features} features but the model was made for {self.recipe.num_features}."
-            )
-        return sets
 
     def _standards(self) -> Standards:
         return Standards(
@@ -328,70 +302,8 @@ class Fishnet(nn.Module):
         fisher = unpack_symmetric(fisher_packed) / torch.outer(scale, scale)
         return Information(score / scale, fisher, self.fiducial.to(sums.device), count)
 
-    def _source(
-        self,
-        data: Simulator | Sets,
-        theta: Tensor | None,
-        device: torch.device,
-        size: int | Sequence[int],
-        batch_data: int,
-        num_validation: int,
-        validation_fraction: float,
-    ) -> Source:
-        seed = self._seed()
-        if isinstance(data, Sets):
-            if theta is None:
-                raise DataError("Stored sets need the parameters they were made with: `model.fit(sets, theta)`.")
-            sets = self._expect(data).to(device)
-            return StoredSource.make(sets, theta, self.prior, batch_data, validation_fraction, seed)
-        if not callable(data):
-            raise DataError(
-                f"`fit` was given a {type(data).__name__} but a simulator, called as `simulator(theta, size, "
-                "generator)`, or `fishnets.Sets` with their `theta` was expected."
-            )
-        if theta is not None:
-            raise DataError("`theta` goes with stored sets; a simulator is given its parameters by the prior.")
-        generator = torch.Generator(device).manual_seed(seed + 2)
-        return SimulatorSource.make(
-            data, self.prior, size, batch_data, num_validation, self.recipe.num_features, seed, generator
-        )
-
     @torch.no_grad()
     def _prepare(self, source: Source) -> None:
         """Measures the features and scales the heads to the largest set, once, before the first step."""
-        values = source.typical.values.to(torch.float64)
-        if self.recipe.standardise and len(values) > 1:
-            spread = values.std(0)
-            self.feature_shift.copy_(values.mean(0))
-            self.feature_scale.copy_(torch.where(spread > 0, spread, torch.ones_like(spread)))
+        measure_features(self, source)
         self.networks.scale_to(float(source.largest_set))
-
-
-def _check_prior(prior: Prior) -> None:
-    missing = [name for name in ("sample", "log_prob", "mean", "covariance") if not hasattr(prior, name)]
-    if missing:
-        raise ConfigError(
-            f"The prior {prior!r} lacks {', '.join(missing)}; give `fishnets.priors.Normal`, `fishnets.priors.Box` or "
-            "an object with `sample`, `log_prob`, `mean` and `covariance`."
-        )
-
-
-def _validation_interval(steps: int, source: Source, batch_data: int) -> int:
-    """Steps between looks at the validation sets; a row costs a third of what it costs in a training step."""
-    return max(1, steps // 100, math.ceil(3 * source.validation.sets.num_data / batch_data))
-
-
-def _expect_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ConfigError(f"`{name}` is {value!r} but one of {choices} was expected.")
-
-
-def _largest(data: Any, size: int | Sequence[int]) -> int:
-    """Size of the largest set a fit will meet."""
-    if isinstance(data, Sets):
-        return int(data.sizes.max()) if len(data) else 0
-    return size_range(size)[1]
-
-
-def _device_of(data: Any, default: torch.device) -> torch.device:
-    return data.device if isinstance(data, Sets) else default

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ from fishnets.sets.container import read_container, write_container
 from fishnets.sets.history import History
 from fishnets.sets.interruption import leave, noted_signals
 from fishnets.sets.progress import progress_bar
-from fishnets.sets.replay import DrawnAhead, Replayed
+from fishnets.sets.replay import DrawnAhead, Replayed, own_stream
 from fishnets.sets.sources import Batch, Source
 
 __all__ = ["Schedule", "Settings", "train"]
@@ -115,7 +114,7 @@ def train(
         return run.history
     run.history.stopped = "running"
     bar = progress_bar(progress, settings.steps, run.members)
-    with noted_signals() as caught, bar as show, _own_stream(run.device):
+    with noted_signals() as caught, bar as show, own_stream(run.device):
         try:
             _loop(run, caught, checkpoint, show)
         finally:
@@ -368,18 +367,3 @@ def _pieces(batch: Batch, max_data: int = 2**20) -> Iterator[Batch]:
         if i == len(bounds) - 1 or bounds[i + 1] - bounds[start] > max_data:
             yield Batch(batch.sets[start:i], batch.theta[start:i])
             start = i
-
-
-@contextmanager
-def _own_stream(device: torch.device) -> Iterator[None]:
-    """On a GPU, a stream that is not the default one: only such a stream can be captured."""
-    if device.type != "cuda":
-        yield
-        return
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    try:
-        with torch.cuda.device(device), torch.cuda.stream(stream):
-            yield
-    finally:  # also when training was interrupted or failed: the weights it leaves are read on the other stream
-        torch.cuda.current_stream(device).wait_stream(stream)

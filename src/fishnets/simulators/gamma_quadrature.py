@@ -9,8 +9,8 @@ a count :math:`s \sim \mathrm{Poisson}(A e^{-\tau/\gamma})`. Over a grid in :mat
 
 The matrix :math:`P` does not depend on :math:`\theta` and the weights :math:`w` not on the data, so many parameters
 cost one matrix product. In :math:`\ln\gamma` the integrand is smooth, no narrower than :math:`e/(2\sqrt A)`, and
-vanishes at the upper end, so equal steps of :math:`0.45/\sqrt A` are exact to rounding. Decay times below the grid enter through
-one more node, which carries their exact mass and moments to first order in :math:`\gamma/\Theta`.
+vanishes at the upper end, so equal steps of :math:`0.45/\sqrt A` are exact to rounding. Decay times below the grid
+enter through one more node, which carries their exact mass and moments to first order in :math:`\gamma/\Theta`.
 
 The score of a datum is the mean of :math:`\nabla_\theta \ln p(\gamma \mid \theta)` over its latent posterior. Censoring
 (counts below a threshold are never seen) divides the likelihood by the acceptance :math:`P_{\rm acc}(\theta)`.

@@ -1,0 +1,160 @@
+"""Candidates: networks that an experiment trains and compares, each with the way it is trained."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fishnets.inference.efficiency import Measured
+from fishnets.networks import NetworkRecipe, network_to_dict
+from fishnets.priors import Prior
+from fishnets.ragged import Sets
+from fishnets.sets import Fishnet, History
+
+__all__ = ["Candidate", "StudySimulator", "checkpoint_path", "stored_sets", "throughput", "train", "untrained"]
+
+
+class StudySimulator(Protocol):
+    """A simulator that knows its prior and the width of its data."""
+
+    @property
+    def num_features(self) -> int: ...
+
+    @property
+    def prior(self) -> Prior: ...
+
+    def __call__(self, theta: Tensor, size: Tensor, generator: torch.Generator | None = None) -> Sets: ...
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A network and how it is trained.
+
+    Args:
+        label: ``"paper"`` or ``"recommended"``.
+        body: The networks' bodies.
+        features: Columns of a datum; see the simulator.
+        members: Ensemble members.
+        shared: One trunk for both heads.
+        factor: Kind of Fisher factor.
+        standardise: Whether features are standardised.
+        size: Set size, or range of sizes, trained on.
+        steps: Updates.
+        batch_data: Rows per update.
+        learning_rate: Peak of the cosine, or a staircase.
+        stored_sets: Number of stored training sets; None draws fresh ones at every step.
+        precision: Precision of the networks' products.
+        clip: Largest gradient norm of a member.
+        fiducial: Expansion point; the prior's mean by default.
+    """
+
+    label: str
+    body: NetworkRecipe
+    features: str
+    members: int
+    shared: bool
+    factor: str
+    standardise: bool
+    size: tuple[int, int]
+    steps: int
+    batch_data: int
+    learning_rate: float | tuple[tuple[int, float], ...]
+    stored_sets: int | None = None
+    precision: str = "auto"
+    clip: float = 1.0
+    fiducial: tuple[float, ...] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {k: v for k, v in asdict(self).items() if k != "body"} | {"body": network_to_dict(self.body)}
+
+
+def untrained(
+    candidate: Candidate, simulator: StudySimulator, seed: int, device: str, prior: Prior | None = None
+) -> Fishnet:
+    """The candidate's model before training, with the simulator's prior unless another is given."""
+    return Fishnet(
+        simulator.num_features,
+        simulator.prior if prior is None else prior,
+        candidate.body,
+        candidate.members,
+        seed,
+        shared=candidate.shared,
+        factor=candidate.factor,
+        standardise=candidate.standardise,
+        fiducial=candidate.fiducial,
+    ).to(device)
+
+
+def train(
+    candidate: Candidate,
+    simulator: StudySimulator,
+    seed: int,
+    device: str,
+    checkpoint: Path | None = None,
+    progress: bool | None = None,
+    prior: Prior | None = None,
+) -> tuple[Fishnet, History]:
+    """Trains a candidate on fresh simulations or on stored sets.
+
+    Args:
+        candidate: What to train and how.
+        simulator: Where sets come from.
+        seed: Seed of the weights and of all data.
+        device: Where to train.
+        checkpoint: File to resume from.
+        progress: Whether to show a progress bar.
+        prior: A prior other than the simulator's.
+
+    Returns:
+        The model and its history.
+    """
+    model = untrained(candidate, simulator, seed, device, prior)
+    common: dict[str, Any] = {
+        "steps": candidate.steps,
+        "batch_data": candidate.batch_data,
+        "learning_rate": candidate.learning_rate,
+        "precision": candidate.precision,
+        "clip": candidate.clip,
+        "patience": None,
+        "checkpoint": checkpoint,
+        "progress": progress,
+    }
+    if candidate.stored_sets is None:
+        return model, model.fit(simulator, size=candidate.size, **common)
+    sets, theta = stored_sets(candidate, simulator, seed, device)
+    # the published code has no validation split and keeps the last weights
+    history = model.fit(sets, theta, validation_fraction=0.0, keep_best=False, validate_every=1000, **common)
+    return model, history
+
+
+def stored_sets(
+    candidate: Candidate, simulator: StudySimulator, seed: int, device: str
+) -> tuple[Sets, Tensor]:
+    """The candidate's stored training sets and their parameters (B, p)."""
+    generator = torch.Generator(device).manual_seed(seed + 17)
+    num_sets = candidate.stored_sets or 0
+    theta = simulator.prior.sample(num_sets, generator).to(torch.float32)
+    sizes = torch.full((num_sets,), candidate.size[1], device=theta.device)
+    return simulator(theta, sizes, generator), theta
+
+
+def checkpoint_path(folder: Path | None, stem: str) -> Path | None:
+    """Where a run keeps its checkpoint, in a folder that is made when needed."""
+    if folder is None:
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{stem}.checkpoint"
+
+
+def throughput(history: History, members: int) -> Measured:
+    """Sustained member-data per second: the median over the intervals between looks, and its error."""
+    data, elapsed = (torch.tensor(x, dtype=torch.float64) for x in (history.data_seen, history.elapsed))
+    rates = members * data.diff() / elapsed.diff()
+    spread = (rates - rates.median()).abs().median()  # robust against the first interval, which compiles
+    return Measured(float(rates.median()), float(1.86 * spread / math.sqrt(len(rates))))

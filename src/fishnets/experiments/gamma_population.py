@@ -179,7 +179,7 @@ PAPER = Candidate(
     batch_data=256_000,
     learning_rate=5e-4,
 )
-FLOW = Estimator("nsf", "posterior", (64, 64, 64), 100_000, (10, 10_000), True, 8_000, 4_096)
+FLOW = Estimator("nsf", "posterior", (128, 128, 128), 100_000, (5, 20_000), True, 12_000, 4_096)
 MIXTURE = Estimator("gmm", "likelihood", (50, 50, 50), 5_000, None, False, 4_000, 512)
 
 

@@ -272,12 +272,13 @@ class Laboratory:
         chains = hmc(gamma_population(*simulator.columns(sets.values)), seed=self.config.seed, progress=False)
         samples = chains.stacked(PARAMETERS)
         moments = samples.mean(0), samples.mT.cov()
-        effective = min(chains.ess.values())
+        effective = min(*chains.ess.values(), *chains.ess_squares.values())
         theta = self.config.targets[0]
         posterior = TargetPosterior(theta, "hmc", size, samples, *moments, effective, chains.seconds)
         exact = simulator.posterior(sets)
         found = {
-            f"hmc/ess/n={size}": Metric(effective, 0.0),
+            f"hmc/ess/n={size}": Metric(min(chains.ess.values()), 0.0),
+            f"hmc/ess-of-squares/n={size}": Metric(min(chains.ess_squares.values()), 0.0),
             f"hmc/rhat/n={size}": Metric(max(chains.rhat.values()), 0.0, bound=1.01),
             f"hmc/divergences/n={size}": Metric(float(chains.divergences), 0.0),
         }

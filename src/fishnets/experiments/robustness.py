@@ -84,7 +84,7 @@ class Config:
     protocol: str
     contestants: tuple[Contestant, ...]
     steps: int = 5_000
-    batch_data: int = 64_000
+    batch_data: int = 32_000
     rates: tuple[float, ...] = (5e-4, 1.5e-3, 5e-3)
     trial_share: float = 0.1
     stored_sets: int | None = None

@@ -63,7 +63,9 @@ class Chains:
     Args:
         samples: Draws of each site, float64, shape (chains, draws, ...).
         rhat: Split R-hat of each site, the largest over its entries; near 1 when the chains agree.
-        ess: Effective number of independent draws of each site, the smallest over its entries.
+        ess: Effective number of independent draws of each site, the smallest over its entries: what its mean rests on.
+        ess_squares: The same of squared deviations, what its variance rests on. Alternating chains, which NUTS makes,
+            have a large ``ess`` and a much smaller one of squares.
         divergences: Draws whose trajectory diverged.
         num_steps: Gradients taken while sampling, over all chains.
         warmup_seconds: Time of compiling and warming up.
@@ -73,6 +75,7 @@ class Chains:
     samples: Mapping[str, Tensor]
     rhat: Mapping[str, float]
     ess: Mapping[str, float]
+    ess_squares: Mapping[str, float]
     divergences: int
     num_steps: int
     warmup_seconds: float
@@ -300,6 +303,7 @@ def _run(
         samples={name: torch.from_numpy(value.copy()) for name, value in samples.items()},
         rhat={name: _worst(value, "rhat") for name, value in samples.items()},
         ess={name: _worst(value, "ess") for name, value in samples.items()},
+        ess_squares={name: _worst(_squares(value), "ess") for name, value in samples.items()},
         divergences=int(extra["diverging"].sum()),
         num_steps=int(extra["num_steps"].sum()),
         warmup_seconds=warm - began,
@@ -323,6 +327,12 @@ def _starting_points(model: HierarchicalModel, num_chains: int, rng: np.random.G
 def _unwanted(model: HierarchicalModel, start: Mapping[str, Any] | None) -> list[str]:
     """Latent sites whose draws need not be stored: with n members and thousands of draws they fill the memory."""
     return [name for name in start or () if model.sites is not None and name not in model.sites]
+
+
+def _squares(draws: np.ndarray) -> np.ndarray:
+    """Squared deviations from the mean over chains and draws."""
+    squares: np.ndarray = (draws - draws.mean((0, 1))) ** 2
+    return squares
 
 
 def _worst(draws: np.ndarray, what: str) -> float:

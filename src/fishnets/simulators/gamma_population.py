@@ -164,17 +164,16 @@ class GammaPopulation:
         time, count = self._attempt(theta, generator, time)
         if self.threshold is None:
             return time, count
-        missing, attempts = (count < self.threshold).nonzero().flatten(), 2
+        missing, attempts = (count < self.threshold).nonzero().flatten(), 4
         while len(missing):
-            # many attempts at once, of which the first accepted is taken, keep the number of rounds small
+            # many attempts at once, of which the first accepted is taken (or the first, to be drawn anew), keep the
+            # number of rounds small, each of which waits for the device once
             tries = theta[missing].repeat_interleave(attempts, dim=0)
             times, counts = (x.view(-1, attempts) for x in self._attempt(tries, generator))
             kept = counts >= self.threshold
             first = kept.to(torch.int8).argmax(1, keepdim=True)
-            found = kept.any(1)
-            time[missing[found]] = times.gather(1, first)[found, 0]
-            count[missing[found]] = counts.gather(1, first)[found, 0]
-            missing, attempts = missing[~found], 2 * attempts
+            time[missing], count[missing] = times.gather(1, first)[:, 0], counts.gather(1, first)[:, 0]
+            missing, attempts = missing[~kept.any(1)], min(4 * attempts, 64)
         return time, count
 
     def _attempt(

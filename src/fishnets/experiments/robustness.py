@@ -85,7 +85,7 @@ class Config:
     contestants: tuple[Contestant, ...]
     steps: int = 5_000
     batch_data: int = 32_000
-    rates: tuple[float, ...] = (5e-4, 1.5e-3, 5e-3)
+    rates: tuple[float, ...] = (1.5e-3, 5e-3, 1.5e-2)
     trial_share: float = 0.1
     stored_sets: int | None = None
     test_sets: int = 10_000
@@ -121,7 +121,7 @@ CLEAN = (
 
 
 def config_for(preset: str, protocol: str, seed: int = 0, device: str = "cpu") -> Config:
-    """The config of a preset: ``"smoke"`` (seconds), ``"quick"`` (CPU minutes) or ``"paper"`` (a GPU).
+    """The config of a preset: ``"smoke"`` (seconds), ``"quick"`` (a CPU hour) or ``"paper"`` (a GPU).
 
     Example:
         >>> [contestant.kind for contestant in config_for("paper", "published").contestants]
@@ -141,14 +141,13 @@ def config_for(preset: str, protocol: str, seed: int = 0, device: str = "cpu") -
     smoke = preset == "smoke"
     return replace(
         config,
-        contestants=tuple(
-            replace(c, members=min(c.members, 2 if smoke else 1), size=(20, 20) if smoke else c.size)
-            for c in config.contestants
-        ),
+        contestants=tuple(replace(c, members=min(c.members, 2), size=(20, 20)) for c in config.contestants)
+        if smoke
+        else config.contestants,
         steps=20 if smoke else 2_000,
-        batch_data=400 if smoke else 6_400,
+        batch_data=400 if smoke else 16_000,
         stored_sets=config.stored_sets and (40 if smoke else 2_000),
-        test_sets=30 if smoke else 500,
+        test_sets=30 if smoke else 2_000,
         small=smoke,
         toy_steps=30 if smoke else 2_000,
     )

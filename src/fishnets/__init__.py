@@ -7,7 +7,7 @@ data of unequal quality as they deserve.
 from fishnets import algebra, errors, inference, networks, priors, simulators
 from fishnets.algebra import Gaussian, Information
 from fishnets.ragged import Sets
-from fishnets.sets import Fishnet, History, load
+from fishnets.sets import Fishnet, History, PairsHistory, Regressor, fit_pairs, load
 
 __version__ = "0.1.0"
 
@@ -16,10 +16,13 @@ __all__ = [
     "Gaussian",
     "History",
     "Information",
+    "PairsHistory",
+    "Regressor",
     "Sets",
     "__version__",
     "algebra",
     "errors",
+    "fit_pairs",
     "inference",
     "load",
     "networks",

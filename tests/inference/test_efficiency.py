@@ -9,7 +9,7 @@ import torch
 
 from fishnets.errors import ShapeError
 from fishnets.inference import Measured, efficiency, excess
-from fishnets.inference.efficiency import mean_with_error
+from fishnets.inference.efficiency import mean_with_error, paired_chi2
 
 
 def test_the_exact_estimator_has_efficiency_one(generator: torch.Generator) -> None:
@@ -46,3 +46,22 @@ def test_error_of_a_mean_shrinks_with_the_root_of_the_number(generator: torch.Ge
 def test_shapes_are_checked() -> None:
     with pytest.raises(ShapeError, match=r"`estimate` has shape \(3, 2\) and `exact` \(3, 1\) but both must be"):
         efficiency(torch.zeros(3, 2), torch.zeros(3, 1), torch.eye(2))
+
+
+def test_paired_chi2_is_one_for_the_efficient_step_and_counts_what_is_added(generator: torch.Generator) -> None:
+    fisher = torch.tensor([[40.0, -6.0], [-6.0, 9.0]], dtype=torch.float64)
+    score = torch.randn(4000, 2, generator=generator, dtype=torch.float64) @ torch.linalg.cholesky(fisher).mT
+    theta = torch.randn(4000, 2, generator=generator, dtype=torch.float64)
+    best = theta + torch.linalg.solve(fisher, score.mT).mT
+    assert paired_chi2(best, theta, score, fisher).value == pytest.approx(1.0)
+    noise = torch.randn(4000, 2, generator=generator, dtype=torch.float64) @ torch.linalg.inv(
+        torch.linalg.cholesky(fisher)
+    )
+    found = paired_chi2(best + 0.5 * noise, theta, score, fisher)
+    assert abs(found.value - 1.25) < 4 * found.error
+    assert found.error < 0.03
+
+
+def test_shapes_of_paired_chi2_are_checked() -> None:
+    with pytest.raises(ShapeError, match=r"`theta` \(3, 2\) and `score` \(3, 1\) but all must be \(T, p\)"):
+        paired_chi2(torch.zeros(3, 2), torch.zeros(3, 2), torch.zeros(3, 1), torch.eye(2))

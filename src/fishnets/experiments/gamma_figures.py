@@ -24,7 +24,9 @@ def draw(result: Result, stem: Path) -> None:
     plate_diagram(result.config.threshold).savefig(stem.with_name(f"{stem.name}-model.png"), dpi=150)
     for theta in result.config.targets:
         name = f"{stem.name}-target-{theta[0]:g}-{theta[1]:g}.png"
-        target_figure([t for t in result.targets if t.theta == theta]).savefig(stem.with_name(name), dpi=150)
+        shown = {"exact", "hmc", result.config.candidates[0].label}
+        posteriors = [t for t in result.targets if t.theta == theta and t.method in shown]
+        target_figure(posteriors).savefig(stem.with_name(name), dpi=150)
     calibration_figure(result.trained).savefig(stem.with_name(f"{stem.name}-calibration.png"), dpi=150)
     for size, tested in result.trained[0].tested.items():
         levels = {LEVELS[name]: values.cpu() for name, values in tested.levels.items()}
@@ -54,7 +56,8 @@ def calibration_figure(trained: Sequence[Trained]) -> Any:
         low, high = one.candidate.size
         axis.axvspan(0.93 * low, 1.07 * high, color=GREY, alpha=0.35, linewidth=0, label="sizes trained on")
         number = len(one.tested[sizes[0]].theta)
-        axis.axhline(1.63 / math.sqrt(number), color=DARK, linewidth=1, linestyle="--", label="1 % of calibrated sets")
+        line = {"color": DARK, "linewidth": 1, "linestyle": "--", "label": "passed by 1 % if calibrated"}
+        axis.axhline(1.63 / math.sqrt(number), **line)
         axis.set(xscale="log", xlabel="data in a set, n", title=f"{one.candidate.label} network")
         axis.set_ylim(bottom=0)
     axes[0].set_ylabel("Kolmogorov–Smirnov distance")

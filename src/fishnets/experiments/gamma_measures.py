@@ -16,7 +16,7 @@ from fishnets.experiments.candidates import Candidate
 from fishnets.experiments.records import Metric, metric
 from fishnets.inference import Posterior, Summaries, summarize
 from fishnets.inference.calibration import coverage_levels, pit, tarp_levels
-from fishnets.inference.efficiency import Measured, efficiency, mean_with_error
+from fishnets.inference.efficiency import Measured, efficiency, mean_with_error, paired_chi2
 from fishnets.inference.hmc import gamma_population, hmc
 from fishnets.inference.uniformity import expected_coverage, uniformity
 from fishnets.ragged import Sets
@@ -53,11 +53,23 @@ class Tested:
 
 @dataclass(frozen=True, eq=False)
 class Exact:
-    """Exact answers for the first test sets of one size: posterior mean (E, 2), covariance and Fisher (E, 2, 2)."""
+    """Exact answers for the first test sets of one size.
+
+    Attributes:
+        mean: Posterior mean, shape (E, 2).
+        covariance: Posterior covariance, shape (E, 2, 2).
+        fisher: Expected Fisher matrix of a set at the truth, shape (E, 2, 2).
+        score: Score of the set at the truth, shape (E, 2).
+    """
 
     mean: Tensor
     covariance: Tensor
     fisher: Tensor
+    score: Tensor
+
+    def chi2(self, estimate: Tensor, theta: Tensor) -> Metric:
+        """Paired squared error of estimates (E, 2) in units of the Cramér-Rao bound."""
+        return metric(paired_chi2(estimate, theta, self.score, self.fisher), bound=1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,6 +198,7 @@ class Laboratory:
                 torch.stack([grid.mean for grid in grids]),
                 torch.stack([grid.covariance for grid in grids]),
                 size * simulator.fisher_per_datum(theta[:number]),
+                simulator.score(sets[:number], theta[:number]),
             )
         return self.answers[size]
 
@@ -220,8 +233,12 @@ class Laboratory:
         area = (torch.logdet(tested.covariance[:number]) - torch.logdet(exact.covariance)).mul(0.5).exp()
         estimate, mean = tested.estimate.mean[:number], tested.mean[:number]
         name = f"{label}/n={size}"
+        theta = tested.theta[:number]
         return {
             f"area_ratio/{name}": metric(mean_with_error(area), bound=1.0),
+            f"chi2/{name}": exact.chi2(estimate, theta),
+            f"chi2-of-posterior-mean/{name}": exact.chi2(mean, theta),
+            f"chi2-of-exact-mean/n={size}": exact.chi2(exact.mean, theta),
             f"efficiency/{name}": metric(efficiency(estimate, exact.mean, exact.fisher), bound=1.0),
             f"efficiency-of-posterior-mean/{name}": metric(efficiency(mean, exact.mean, exact.fisher), bound=1.0),
         }

@@ -9,9 +9,9 @@ density estimator and for the tests are separate. Two protocols:
 * *published*: the paper's network on ten thousand stored sets, with the authors' constants (fiducial (5, 0.8) but prior
   mean 0 and covariance 1), beside the same network with the prior's own moments; a mixture density network of the
   estimate alone, fitted at each set size on 5,000 sets. The authors' schedule of learning rates is kept, over half its
-  epochs (350, 510 in the censored case); their run on a hundred thousand stored sets is not repeated. What else differs from their code: our initial
-  weights, gradients clipped to norm 1, products in bfloat16 until the last fiftieth of the steps, independent members
-  in a censored set (theirs repeat), and members pooled by natural parameters.
+  epochs (350, 510 in the censored case); their run on a hundred thousand stored sets is not repeated. What else differs
+  from their code: our initial weights, gradients clipped to norm 1, products in bfloat16 until the last fiftieth of the
+  steps, independent members in a censored set (theirs repeat), and members pooled by natural parameters.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ PAPER = Candidate(
     batch_data=256_000,
     learning_rate=5e-4,
 )
-FLOW = Estimator("nsf", "posterior", (128, 128, 128), 300_000, (5, 12_000), True, 8_000, 4_096)
+FLOW = Estimator("nsf", "posterior", (128, 128, 128), 300_000, (5, 20_000), True, 20_000, 4_096)
 MIXTURE = Estimator("gmm", "posterior", (50, 50, 50), 5_000, None, False, 4_000, 512)
 
 

@@ -8,6 +8,9 @@ With :math:`\delta = \hat\theta - \hat\theta_{\rm exact}` and the exact Fisher m
 
 An efficiency of 0.95 wastes as much as throwing away one datum in twenty. Both estimators see the same sets, so most
 of the Monte Carlo noise cancels. There is one definition, here.
+
+Where the exact estimator is not at hand but the exact score :math:`t` at the truth is, the error itself is compared
+with what the score allows, :math:`\chi^2_0 = t^\top [n F_1]^{-1} t`, whose mean is exactly p: see :func:`paired_chi2`.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from torch import Tensor
 
 from fishnets.errors import ShapeError
 
-__all__ = ["Measured", "efficiency", "excess", "mean_with_error"]
+__all__ = ["Measured", "efficiency", "excess", "mean_with_error", "paired_chi2"]
 
 
 @dataclass(frozen=True)
@@ -85,3 +88,38 @@ def efficiency(estimate: Tensor, exact: Tensor, fisher: Tensor) -> Measured:
     wasted = excess(estimate, exact, fisher)
     value = 1 / (1 + wasted.value)
     return Measured(value, wasted.error * value**2)
+
+
+def paired_chi2(estimate: Tensor, theta: Tensor, score: Tensor, fisher: Tensor) -> Measured:
+    r"""Squared error in units of the Cramér-Rao bound and per parameter, less its own Monte Carlo noise.
+
+    .. math:: 1 + \left\langle (\hat\theta-\theta)^\top [n F_1] (\hat\theta-\theta) - t^\top [n F_1]^{-1} t
+        \right\rangle / p
+
+    One is the bound at large n; at small n a prior can push it below.
+
+    Args:
+        estimate: Estimates, shape (T, p).
+        theta: True parameters, shape (T, p).
+        score: Exact score of each set at its true parameters, shape (T, p).
+        fisher: Exact Fisher matrix of a whole set, shape (p, p) or (T, p, p).
+
+    Returns:
+        The paired figure with its Monte Carlo error over the T sets.
+
+    Example:
+        >>> score = torch.tensor([[2.0], [-2.0], [1.0]])
+        >>> theta, fisher = torch.full((3, 1), 5.0), 4 * torch.eye(1)
+        >>> print(paired_chi2(theta + score / 4, theta, score, fisher))  # one exact step from the truth
+        1.0000 ± 0.0000
+    """
+    if not estimate.shape == theta.shape == score.shape or estimate.ndim != 2:
+        raise ShapeError(
+            f"`estimate` has shape {tuple(estimate.shape)}, `theta` {tuple(theta.shape)} and `score` "
+            f"{tuple(score.shape)} but all must be (T, p)."
+        )
+    matrix = fisher.to(torch.float64)
+    error, column = (x.to(torch.float64).unsqueeze(-1) for x in (estimate - theta, score))
+    found, bound = error.mT @ matrix @ error, column.mT @ torch.linalg.solve(matrix, column)
+    gap = mean_with_error((found - bound).flatten() / estimate.shape[1])
+    return Measured(1 + gap.value, gap.error)

@@ -158,7 +158,8 @@ def corner_plot(
     marks = None if truth is None else _checked_truth(truth, num_params)
     columns = [[samples[:, i] for samples in posteriors.values()] for i in range(num_params)]
     limits = [_limits(columns[i], None if marks is None else marks[i]) for i in range(num_params)]
-    figure = new_figure(max(3.6, 1.9 * num_params), max(3.8, 1.9 * num_params + 0.3))
+    side = 2.7 if num_params <= 3 else 1.9  # of a panel; the upper triangle of few panels must hold the legend
+    figure = new_figure(max(3.6, side * num_params), max(3.8, side * num_params + 0.3))
     grid = figure.add_gridspec(num_params, num_params)
     axes = {(i, j): figure.add_subplot(grid[i, j]) for i in range(num_params) for j in range(i + 1)}
     handles = []

@@ -20,7 +20,7 @@ import numpy as np
 
 from fishnets.experiments.records import Metric, Record, hardware_name, versions, write_record
 from fishnets.experiments.report import markdown_table
-from fishnets.inference.hmc import Chains, gamma_population, hmc
+from fishnets.inference.hmc import Chains, gamma_population_model, hmc
 
 TRUTH = (5.1, 0.82)
 AMPLITUDE = 500.0
@@ -35,7 +35,7 @@ def run(size: int, seed: int, options: argparse.Namespace) -> tuple[Chains, floa
     tau = rng.uniform(0, 10, size)
     s = rng.poisson(AMPLITUDE * np.exp(-tau / gamma))
     started = time.perf_counter()
-    model = gamma_population(tau, s, amplitude=AMPLITUDE)
+    model = gamma_population_model(tau, s, amplitude=AMPLITUDE)
     chains = hmc(model, options.warmup, options.samples, options.chains, seed, progress=False)
     return chains, time.perf_counter() - started
 

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+import fishnets  # noqa: F401 rich draws from Python's generator when first imported: not in the first test
+
 TOLERANCES = {torch.float64: {"rtol": 1e-10, "atol": 1e-12}, torch.float32: {"rtol": 1e-4, "atol": 1e-5}}
 
 

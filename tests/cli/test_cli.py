@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import fishnets as fn
+from fishnets.cli import app
+from fishnets.experiments import EXPERIMENTS, read_record
 
 SMALL = ["--preset", "smoke", "--device", "cpu"]
 
@@ -62,6 +65,48 @@ def test_a_dry_run_prints_the_config_and_writes_nothing(tmp_path: Path) -> None:
     done = fishnets("reproduce", "linear-scaling", "--preset", "paper", "--device", "cpu", "--dry-run", cwd=tmp_path)
     assert json.loads(done.stdout)["protocol"] == "clean"
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("protocol", ["clean", "published"])
+def test_every_experiment_prints_its_config(
+    name: str, protocol: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for preset in ("smoke", "quick", "paper"):
+        choices = ["--preset", preset, "--protocol", protocol, "--seed", "3", "--device", "cpu"]
+        done = CliRunner().invoke(app, ["reproduce", name, *choices, "--dry-run"])
+        assert done.exit_code == 0, done.output
+        found = json.loads(done.stdout)
+        assert [found[key] for key in ("preset", "protocol", "seed", "device")] == [preset, protocol, 3, "cpu"]
+        if name.startswith("gamma"):
+            assert found["threshold"] == (25 if name == "gamma-censored" else None)
+    assert not list(tmp_path.iterdir())
+
+
+def test_reproduce_robustness_writes_a_record_and_figures(tmp_path: Path) -> None:
+    done = fishnets("reproduce", "robustness", *SMALL, "--protocol", "published", "--out", "kept", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Recorded in kept/robustness/smoke-published-cpu-" in done.stderr
+    folder = tmp_path / "kept" / "robustness"
+    (path,) = folder.glob("smoke-published-cpu-*.json")
+    record = read_record(path)
+    assert record.metrics["mse/fishnets/m/A"].paper == 0.007
+    assert record.metrics["mse_over_floor/softmax/c/training"].bound == 1.0
+    assert record.config["contestants"][0]["kind"] == "fishnets"
+    assert "mse_over_floor/deepset/m/C" in done.stdout
+    for figure in ("laws", "residuals-A", "residuals-C"):
+        assert (folder / f"{path.stem}-{figure}.png").stat().st_size > 1000
+    assert not (folder / "checkpoints").exists(), "the same command starts anew"
+
+
+def test_an_unknown_experiment_is_told_all_there_are() -> None:
+    done = CliRunner().invoke(app, ["reproduce", "nonsense"])
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1, "an error is one message"
+    for name in ("linear-scaling", "gamma-population", "gamma-censored", "robustness"):
+        assert name in done.stderr
 
 
 def test_info_describes_a_model(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fishnets.errors import ConfigError, ConvergenceWarning, DataError, MissingExtraError, ShapeError
-from fishnets.inference.hmc import Chains, HierarchicalModel, gamma_population, hmc
+from fishnets.inference.hmc import Chains, HierarchicalModel, gamma_population_model, hmc
 
 pytest.importorskip("numpyro")
 
@@ -65,7 +65,7 @@ def check_against_grid(chains: Chains, tau: np.ndarray, s: np.ndarray) -> None:
 
 def test_posterior_of_the_gamma_population_is_that_of_the_grid():
     tau, s = members(5.1, 0.82, 80, seed=3)
-    chains = hmc(gamma_population(tau, s), num_warmup=300, num_samples=1000)
+    chains = hmc(gamma_population_model(tau, s), num_warmup=300, num_samples=1000)
     assert chains.converged
     assert chains.warnings == ()
     assert chains.divergences == 0
@@ -82,7 +82,7 @@ def test_posterior_of_the_gamma_population_is_that_of_the_grid():
 def test_posterior_is_that_of_the_grid_elsewhere_too(mu, scale, number):
     """At (0.8, 1.2) more than half of the members leave no count."""
     tau, s = members(mu, scale, number, seed=5)
-    chains = hmc(gamma_population(torch.from_numpy(tau), torch.from_numpy(s)), seed=1)
+    chains = hmc(gamma_population_model(torch.from_numpy(tau), torch.from_numpy(s)), seed=1)
     assert chains.converged
     check_against_grid(chains, tau, s)
 
@@ -140,20 +140,20 @@ def test_float64_stays_inside_the_call():
 
 def test_missing_extra_names_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "numpyro", None)
-    for call in (lambda: gamma_population([1.0], [3]), lambda: hmc(bimodal)):
+    for call in (lambda: gamma_population_model([1.0], [3]), lambda: hmc(bimodal)):
         with pytest.raises(MissingExtraError, match=r"Hamiltonian Monte Carlo needs `numpyro`.*'fishnets\[hmc\]'"):
             call()
 
 
 def test_what_cannot_be_sampled_is_refused():
     with pytest.raises(ShapeError, match=r"`tau` has shape \(2,\) and `s` \(1,\) but both must be \(n,\)"):
-        gamma_population([1.0, 2.0], [3])
+        gamma_population_model([1.0, 2.0], [3])
     with pytest.raises(DataError, match=r"`tau` must be finite and positive but runs from -1.0 to 2.0"):
-        gamma_population([-1.0, 2.0], [3, 3])
+        gamma_population_model([-1.0, 2.0], [3, 3])
     with pytest.raises(DataError, match=r"`s` must hold whole counts, 0 or more. If these are features divided by"):
-        gamma_population([1.0, 2.0], [0.25, 0.5])
+        gamma_population_model([1.0, 2.0], [0.25, 0.5])
     with pytest.raises(ConfigError, match=r"`mu_range` is \(3.0, 2.0\) but 0 < low < high was expected"):
-        gamma_population([1.0], [3], mu_range=(3.0, 2.0))
+        gamma_population_model([1.0], [3], mu_range=(3.0, 2.0))
     with pytest.raises(ConfigError, match="`num_samples` is 2 but at least 4 was expected"):
         hmc(bimodal, num_samples=2)
     with pytest.raises(ConfigError, match=r"`num_chains` is 0 and `target_accept` 0.8 but at least 1"):

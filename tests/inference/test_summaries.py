@@ -140,7 +140,7 @@ def test_file_refusals(tmp_path: Path, generator: torch.Generator) -> None:
     with pytest.raises(ConfigError, match="`theta` is a list but a tensor"):
         save_summaries(path, summaries, [[0.0, 0.0]] * 3)  # type: ignore[arg-type]
     tiny().save(path)
-    with pytest.raises(FileFormatError, match="holds a model but a summaries was expected"):
+    with pytest.raises(FileFormatError, match="is of kind 'model' but 'summaries' was expected"):
         load_summaries(path)
     save_summaries(path, summaries)
     header, tensors = read_container(path, "summaries")

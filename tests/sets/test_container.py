@@ -138,7 +138,7 @@ def test_newer_format_is_refused_with_advice(path: Path) -> None:
 
 
 def test_another_kind_of_contents_is_refused(path: Path) -> None:
-    with pytest.raises(FileFormatError, match=r"file holds a model but a checkpoint was expected"):
+    with pytest.raises(FileFormatError, match=r"file is of kind 'model' but 'checkpoint' was expected"):
         read_container(path, "checkpoint")
 
 

@@ -232,10 +232,10 @@ def test_a_truncated_checkpoint_is_refused(tmp_path: Path) -> None:
 def test_a_model_is_no_checkpoint_and_a_checkpoint_no_model(tmp_path: Path) -> None:
     model = tiny()
     model.fit(SIMULATOR, **QUICK, checkpoint=tmp_path / "run")
-    with pytest.raises(FileFormatError, match=r"run holds a checkpoint but a model was expected"):
+    with pytest.raises(FileFormatError, match=r"run is of kind 'checkpoint' but 'model' was expected"):
         load(tmp_path / "run")
     model.save(tmp_path / "model")
-    with pytest.raises(FileFormatError, match=r"model holds a model but a checkpoint was expected"):
+    with pytest.raises(FileFormatError, match=r"model is of kind 'model' but 'checkpoint' was expected"):
         tiny().fit(SIMULATOR, **QUICK, checkpoint=tmp_path / "model")
 
 

@@ -70,12 +70,18 @@ def levels_of(
     density = coverage_levels(posterior.log_prob(drawn, summaries), posterior.log_prob(theta, summaries))
     marginal = pit(drawn, theta)
     checks = {f"PIT of parameter {a}": marginal[:, a] for a in range(marginal.shape[1])}
-    found = checks | {"joint coverage": density, "TARP": tarp_levels(drawn, theta)}
+    # references that follow the data see what random ones cannot, such as a posterior that is the prior
+    near = summaries.gaussian.sample(1, torch.Generator(summaries.device).manual_seed(seed + 1))[0]
+    found = checks | {
+        "joint coverage": density,
+        "TARP": tarp_levels(drawn, theta),
+        "TARP near the data": tarp_levels(drawn, theta, references=near),
+    }
     return {name: levels.cpu() for name, levels in found.items()}
 
 
 def groups_of(summaries: Summaries) -> list[tuple[str, Tensor]]:
-    """All sets and, where sizes differ, the sets of each octave or so of sizes that has enough of them."""
+    """All sets and, where sizes differ, those of each size or, of many sizes, of each quarter from small to large."""
     sizes = summaries.sizes.cpu()
     everything = [("all sets", torch.arange(len(sizes)))]
     distinct = sizes.unique()
@@ -116,11 +122,12 @@ def verdict_of(groups: dict[str, dict[str, dict[str, Any]]]) -> str:
 
 
 def _show(groups: dict[str, dict[str, dict[str, Any]]]) -> None:
-    table = Table("sets", "number", "check", "KS", "p", "in 68 %", "in 95 %", title="Calibration")
+    table = Table("sets", "number", "check", "KS", "p", "in band", "in 68 %", "in 95 %", title="Calibration")
     for group, checks in groups.items():
         for check, test in checks.items():
             shares = (f"{test[f'within {c}%']:.3f}" for c in (68, 95))
-            table.add_row(group, f"{test['sets']:,}", check, f"{test['ks']:.3f}", f"{test['p']:.3g}", *shares)
+            numbers = (f"{test['ks']:.3f}", f"{test['p']:.3g}", "yes" if test["inside"] else "no")
+            table.add_row(group, f"{test['sets']:,}", check, *numbers, *shares)
     Console().print(table)
 
 

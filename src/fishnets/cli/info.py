@@ -1,4 +1,4 @@
-"""``fishnets info``: what a model file holds."""
+"""``fishnets info``: what a file of ours holds."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["info"]
 
 
 def info(
-    model: Annotated[Path, typer.Argument(help="A file written by `model.save`.")],
+    model: Annotated[Path, typer.Argument(help="A model, a posterior, summaries or a checkpoint.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
-    """Tell what a model file holds.
+    """Tell what a file holds.
 
     Example:  fishnets info demo/model.fishnet
     """

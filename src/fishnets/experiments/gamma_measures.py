@@ -17,7 +17,7 @@ from fishnets.experiments.records import Metric, metric
 from fishnets.inference import Posterior, Summaries, summarize
 from fishnets.inference.calibration import coverage_levels, pit, tarp_levels
 from fishnets.inference.efficiency import Measured, efficiency, mean_with_error, paired_chi2
-from fishnets.inference.hmc import gamma_population, hmc
+from fishnets.inference.hmc import gamma_population_model, hmc
 from fishnets.inference.uniformity import expected_coverage, uniformity
 from fishnets.ragged import Sets
 from fishnets.sets import Fishnet
@@ -286,7 +286,7 @@ class Laboratory:
         """The first target, sampled by HMC, beside the exact grid."""
         simulator = GammaPopulation(self.config.threshold)
         sets = self.target_sets(simulator, 0, size)
-        chains = hmc(gamma_population(*simulator.columns(sets.values)), seed=self.config.seed, progress=False)
+        chains = hmc(gamma_population_model(*simulator.columns(sets.values)), seed=self.config.seed, progress=False)
         samples = chains.stacked(PARAMETERS)
         moments = samples.mean(0), samples.mT.cov()
         effective = min(*chains.ess.values(), *chains.ess_squares.values())

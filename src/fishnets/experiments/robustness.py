@@ -121,7 +121,7 @@ CLEAN = (
 
 
 def config_for(preset: str, protocol: str, seed: int = 0, device: str = "cpu") -> Config:
-    """The config of a preset: ``"smoke"`` (seconds), ``"quick"`` (a CPU hour) or ``"paper"`` (a GPU).
+    """The config of a preset: ``"smoke"`` (seconds), ``"quick"`` (CPU minutes) or ``"paper"`` (a GPU).
 
     Example:
         >>> [contestant.kind for contestant in config_for("paper", "published").contestants]
@@ -141,10 +141,10 @@ def config_for(preset: str, protocol: str, seed: int = 0, device: str = "cpu") -
     smoke = preset == "smoke"
     return replace(
         config,
-        contestants=tuple(replace(c, members=min(c.members, 2), size=(20, 20)) for c in config.contestants)
-        if smoke
-        else config.contestants,
-        steps=20 if smoke else 2_000,
+        contestants=tuple(
+            replace(c, members=2, size=(20, 20)) if smoke else replace(c, members=1) for c in config.contestants
+        ),
+        steps=20 if smoke else 1_500,
         batch_data=400 if smoke else 16_000,
         stored_sets=config.stored_sets and (40 if smoke else 2_000),
         test_sets=30 if smoke else 2_000,
@@ -218,15 +218,26 @@ def _train(
         model = _untrained(contestant, config)
         _fit(model, contestant, config, stairs, config.steps, checkpoint, progress)
         return model, stairs[0][1]
+    rate = _best_rate(contestant, config, checkpoint, progress)
+    model = _untrained(contestant, config)
+    _fit(model, contestant, config, rate, config.steps, checkpoint, progress)
+    return model, rate
+
+
+def _best_rate(contestant: Contestant, config: Config, checkpoint: Path | None, progress: bool | None) -> float:
+    """The learning rate with the lowest validation loss after a short trial; kept beside the checkpoint."""
+    kept = None if checkpoint is None else checkpoint.with_suffix(".rate")
+    if kept is not None and kept.exists():
+        return float(kept.read_text())
     trials: dict[float, float] = {}
     for rate in config.rates:
         model = _untrained(replace(contestant, members=1), config)
         steps = max(1, round(config.trial_share * config.steps))
         trials[rate] = _fit(model, contestant, config, rate, steps, None, progress)
     best = min(trials, key=lambda rate: trials[rate])
-    model = _untrained(contestant, config)
-    _fit(model, contestant, config, best, config.steps, checkpoint, progress)
-    return model, best
+    if kept is not None:
+        kept.write_text(repr(best))
+    return best
 
 
 def _fit(

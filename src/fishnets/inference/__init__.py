@@ -4,7 +4,7 @@ from fishnets.inference.c2st import c2st
 from fishnets.inference.calibration import coverage_levels, pit, ranks, tarp_levels
 from fishnets.inference.efficiency import Measured, efficiency, excess
 from fishnets.inference.files import load_posterior
-from fishnets.inference.hmc import Chains, HierarchicalModel, gamma_population, hmc
+from fishnets.inference.hmc import Chains, HierarchicalModel, gamma_population_model, hmc
 from fishnets.inference.information import SummaryInformation, information
 from fishnets.inference.plots import corner_plot, coverage_plot, ecdf_plot, rank_plot
 from fishnets.inference.posterior import Posterior
@@ -33,7 +33,7 @@ __all__ = [
     "efficiency",
     "excess",
     "expected_coverage",
-    "gamma_population",
+    "gamma_population_model",
     "hmc",
     "information",
     "load_posterior",

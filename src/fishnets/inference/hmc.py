@@ -34,7 +34,7 @@ from torch import Tensor
 from fishnets.arrays import ArrayLike, as_tensor
 from fishnets.errors import ConfigError, ConvergenceWarning, DataError, MissingExtraError, ShapeError
 
-__all__ = ["RHAT_LIMIT", "Chains", "HierarchicalModel", "gamma_population", "hmc"]
+__all__ = ["RHAT_LIMIT", "Chains", "HierarchicalModel", "gamma_population_model", "hmc"]
 
 RHAT_LIMIT = 1.01  # Vehtari et al. 2021
 
@@ -141,7 +141,7 @@ def hmc(
     ``warnings``).
 
     Args:
-        model: The model, as made by :func:`gamma_population`, or a plain NumPyro model without arguments.
+        model: The model, as made by :func:`gamma_population_model`, or a plain NumPyro model without arguments.
         num_warmup: Steps of each chain that adapt the sampler and are thrown away.
         num_samples: Draws kept of each chain.
         num_chains: Number of chains.
@@ -169,29 +169,31 @@ def hmc(
     return chains
 
 
-def gamma_population(
+def gamma_population_model(
     tau: ArrayLike,
     s: ArrayLike,
     *,
     amplitude: float = 500.0,
     mu_range: tuple[float, float] = (0.5, 10.0),
-    theta_range: tuple[float, float] = (0.1, 1.5),
+    scale_range: tuple[float, float] = (0.1, 1.5),
 ) -> HierarchicalModel:
     r"""The population of decay times, with sites ``mu`` and ``Theta`` of interest and ``log_gamma`` of every member.
+
+    Every member must have been kept: counts censored below a threshold follow another law, which this model is not.
 
     Args:
         tau: Times of measurement :math:`\tau_i`, shape (n,), positive.
         s: Counts :math:`s_i`, shape (n,).
         amplitude: Expected count at time zero, A.
         mu_range: Bounds of the uniform prior of :math:`\mu`.
-        theta_range: Bounds of the uniform prior of :math:`\Theta`.
+        scale_range: Bounds of the uniform prior of :math:`\Theta`.
 
     Returns:
         The model, to be given to :func:`hmc`.
     """
     times, counts = (as_tensor(x, name).detach().cpu().double().numpy() for x, name in ((tau, "tau"), (s, "s")))
     _check_counts(times, counts)
-    for name, (low, high) in (("mu_range", mu_range), ("theta_range", theta_range)):
+    for name, (low, high) in (("mu_range", mu_range), ("scale_range", scale_range)):
         if not 0 < low < high:
             raise ConfigError(f"`{name}` is ({low}, {high}) but 0 < low < high was expected.")
     _require_numpyro()
@@ -203,7 +205,7 @@ def gamma_population(
         from jax.scipy.special import gammaln
 
         mu = numpyro.sample("mu", dist.Uniform(*mu_range))
-        scale = numpyro.sample("Theta", dist.Uniform(*theta_range))
+        scale = numpyro.sample("Theta", dist.Uniform(*scale_range))
         log_gamma = numpyro.sample("log_gamma", dist.ImproperUniform(dist.constraints.real, (), (len(counts),)))
         shape = mu / scale
         # the gamma law in its logarithm, and Poisson relative to the best rate, which keeps the numbers small
@@ -214,7 +216,7 @@ def gamma_population(
         numpyro.factor("counts", (counts * (best - decay) + counts - amplitude * jnp.exp(-decay)).sum())
 
     def start(rng: np.random.Generator) -> dict[str, np.ndarray]:
-        return _start(times, counts, amplitude, mu_range, theta_range, rng)
+        return _start(times, counts, amplitude, mu_range, scale_range, rng)
 
     return HierarchicalModel(sample, ("mu", "Theta"), start)
 
@@ -224,7 +226,7 @@ def _start(
     s: np.ndarray,
     amplitude: float,
     mu_range: tuple[float, float],
-    theta_range: tuple[float, float],
+    scale_range: tuple[float, float],
     rng: np.random.Generator,
 ) -> dict[str, np.ndarray]:
     """Crude decay times, those the counts do not fix pulled to the median of the others, and a random population."""
@@ -235,7 +237,7 @@ def _start(
     typical = float(np.clip(np.median(known) if len(known) else sum(mu_range) / 2, *mu_range))
     weight = fisher / (fisher + 4)
     log_gamma = weight * np.log(crude) + (1 - weight) * np.log(np.minimum(typical, crude))
-    inside = [low + np.array([0.02, 0.98]) * (high - low) for low, high in (mu_range, theta_range)]
+    inside = [low + np.array([0.02, 0.98]) * (high - low) for low, high in (mu_range, scale_range)]
     return {
         "mu": np.clip(typical * np.exp(0.2 * rng.normal()), *inside[0]),
         "Theta": rng.uniform(*inside[1]),

@@ -40,7 +40,7 @@ from fishnets.inference.directions import Condition, Direction, GivenSummary, Gi
 from fishnets.inference.fitting import Pairs, fit_density
 from fishnets.inference.origin import Origin, expect_finite_rows
 from fishnets.inference.resampling import resampled
-from fishnets.inference.summaries import Summaries, expect_theta
+from fishnets.inference.summaries import Summaries, checked_theta
 from fishnets.priors import Box, Moments, Normal, Prior
 from fishnets.sets.history import History
 from fishnets.sets.training import Settings
@@ -127,7 +127,7 @@ class Posterior(nn.Module):
 
     def fit(
         self,
-        theta: Tensor,
+        theta: ArrayLike,
         summaries: Summaries | ArrayLike,
         *,
         steps: int = 4_000,
@@ -161,8 +161,7 @@ class Posterior(nn.Module):
         """
         where = self.device if device is None else available_device(device)
         condition = self._condition(summaries).to(where)
-        expect_theta(theta, len(condition), self.num_params)
-        theta = self._inside(theta.detach()).to(device=where, dtype=torch.float64)
+        theta = self._inside(checked_theta(theta, len(condition), self.num_params)).to(where)
         likelihood = self.direction == "likelihood"
         if likelihood and isinstance(condition, Summaries) and not bool((condition.sizes > 0).all()):
             raise SupportError(

@@ -26,6 +26,7 @@ from fishnets.algebra.cholesky import cholesky
 from fishnets.algebra.gaussian import Gaussian, MomentPrior
 from fishnets.algebra.information import Information
 from fishnets.algebra.packing import pack_symmetric
+from fishnets.arrays import ArrayLike, as_float
 from fishnets.errors import (
     ConfigError,
     FileFormatError,
@@ -173,6 +174,11 @@ def summarize(model: Fishnet, sets: Sets, chunk: int = CHUNK) -> Summaries:
         >>> len(summarize(model, fn.Sets.from_list([torch.zeros(4, 3), torch.zeros(0, 3)])))
         2
     """
+    if not isinstance(model, Fishnet):
+        raise ConfigError(
+            f"`model` is a {type(model).__name__} but a `fishnets.Fishnet` was expected. Summaries of your own go to a "
+            "posterior as a plain array: `posterior.fit(theta, array)`."
+        )
     return Summaries(model.compress(sets, chunk=chunk), model.prior, model_digest(model))
 
 
@@ -186,7 +192,7 @@ def model_digest(model: Fishnet) -> str:
     return digest.hexdigest()
 
 
-def save_summaries(path: str | Path, summaries: Summaries, theta: Tensor | None = None) -> None:
+def save_summaries(path: str | Path, summaries: Summaries, theta: ArrayLike | None = None) -> None:
     """Writes summaries, with the parameters the sets were made with where these are known.
 
     Args:
@@ -197,8 +203,7 @@ def save_summaries(path: str | Path, summaries: Summaries, theta: Tensor | None 
     info = summaries.information
     tensors = {"score": info.score, "fisher": info.fisher, "fiducial": info.fiducial, "count": info.count}
     if theta is not None:
-        expect_theta(theta, len(summaries), summaries.num_params)
-        tensors["theta"] = theta.to(torch.float64)
+        tensors["theta"] = checked_theta(theta, len(summaries), summaries.num_params)
     prior = prior_to_dict(cast(Prior, summaries.prior))  # only the moments of a class that is not ours are kept
     write_container(path, "summaries", {"model": summaries.model, "prior": prior}, tensors)
 
@@ -232,13 +237,14 @@ def same_moments(a: MomentPrior, b: MomentPrior) -> bool:
     return all(x.shape == y.shape and torch.allclose(x.double().cpu(), y.double().cpu()) for x, y in pairs)
 
 
-def expect_theta(theta: Tensor, num_sets: int, num_params: int) -> None:
-    """Raises :class:`ShapeError` unless there is one finite row of parameters per set."""
-    if not isinstance(theta, Tensor):
-        raise ConfigError(f"`theta` is a {type(theta).__name__} but a tensor of shape (B, {num_params}) was expected.")
-    if theta.shape != (num_sets, num_params):
+def checked_theta(theta: ArrayLike, num_sets: int, num_params: int) -> Tensor:
+    """One finite row of parameters per set, float64, shape (num_sets, num_params)."""
+    values = as_float(theta, "theta").detach().to(torch.float64)
+    if values.shape != (num_sets, num_params):
         raise ShapeError(
-            f"`theta` has shape {tuple(theta.shape)} but one row per set, ({num_sets}, {num_params}), was expected."
+            f"`theta` has shape {tuple(values.shape)} but one row per set, ({num_sets}, {num_params}), was expected."
         )
-
-
+    bad = (~torch.isfinite(values)).any(-1).nonzero().flatten().tolist()
+    if bad:
+        raise NonFiniteError(f"`theta` is NaN or infinite in {len(bad)} rows: {describe_rows(bad)}.")
+    return values

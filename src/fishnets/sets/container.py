@@ -31,7 +31,7 @@ def write_container(path: str | Path, kind: str, header: Mapping[str, Any], tens
 
     Args:
         path: File to write.
-        kind: What the file holds, ``"model"`` or ``"checkpoint"``.
+        kind: What the file holds: ``"model"``, ``"checkpoint"``, ``"summaries"`` or ``"posterior"``.
         header: Plain JSON values.
         tensors: Named tensors, copied to the CPU.
     """
@@ -54,12 +54,12 @@ def write_container(path: str | Path, kind: str, header: Mapping[str, Any], tens
         raise
 
 
-def read_container(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read_container(path: str | Path, kind: str | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Reads a file written by :func:`write_container`, refusing anything else.
 
     Args:
         path: File to read.
-        kind: What the caller expects it to hold.
+        kind: What the caller expects it to hold; None takes any.
 
     Returns:
         The JSON description and the tensors.
@@ -80,7 +80,7 @@ def read_container(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[st
     return _described(path, kind, metadata, tensors), tensors
 
 
-def _described(path: Path, kind: str, metadata: dict[str, str], tensors: dict[str, Tensor]) -> dict[str, Any]:
+def _described(path: Path, kind: str | None, metadata: dict[str, str], tensors: dict[str, Tensor]) -> dict[str, Any]:
     text = metadata.get("fishnets")
     if text is None:
         raise FileFormatError(f"{path} is a safetensors file but not one of fishnets: its header has no description.")
@@ -100,8 +100,8 @@ def _described(path: Path, kind: str, metadata: dict[str, str], tensors: dict[st
         )
     if metadata.get("sha256") != _digest(text, tensors):
         raise FileFormatError(f"{path} was changed after it was written: its contents do not match their digest.")
-    if header.get("kind") != kind:
-        raise FileFormatError(f"{path} holds a {header.get('kind')} but a {kind} was expected.")
+    if kind is not None and header.get("kind") != kind:
+        raise FileFormatError(f"{path} is of kind {header.get('kind')!r} but {kind!r} was expected.")
     return header
 
 

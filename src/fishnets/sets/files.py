@@ -73,8 +73,11 @@ def _expect_moments(given: Prior, stored: Prior) -> None:
 
 
 def describe(path: str | Path) -> dict[str, Any]:
-    """Reads what a model file says of itself, as plain values."""
-    header, tensors = read_container(path, "model")
+    """Reads what a file says of itself, as plain values."""
+    header, tensors = read_container(path, None)
+    if header["kind"] != "model":  # posteriors, summaries, checkpoints
+        shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+        return {name: value for name, value in header.items() if name != "history"} | {"tensors": shapes}
     networks = [name for name in tensors if name.startswith("networks.")]
     members = header["recipe"]["members"]
     return {

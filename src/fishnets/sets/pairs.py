@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -34,12 +34,16 @@ from fishnets.sets.training import Schedule, Settings, train
 __all__ = ["PairsHistory", "fit_pairs"]
 
 
-class PairsHistory(NamedTuple):
+@dataclass(frozen=True, eq=False, repr=False)
+class PairsHistory:
     """What happened in the two stages, and how many rows were simulated for the second."""
 
     pairs: History
     head: History
     num_data: int
+
+    def __repr__(self) -> str:
+        return f"PairsHistory(\n  pairs: {self.pairs}\n  head: {self.head}\n  num_data: {self.num_data:,}\n)"
 
 
 def fit_pairs(

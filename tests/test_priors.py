@@ -173,3 +173,14 @@ def test_printing():
     check_printing(NORMAL, "mean=[1.0, -2.0]", "covariance=[[2.0, 0.6], [0.6, 0.5]]")
     check_printing(BOX, "low=[-1.0, 0.0, 5.0]", "high=[1.0, 4.0, 5.5]")
     check_printing(Moments([1.0], [[2.0]], "mine"), "mean=[1.0]", "source='mine'")
+
+
+def test_a_subclass_is_kept_by_its_own_moments() -> None:
+    class Shifted(Box):
+        @property
+        def mean(self):
+            return self.low
+
+    fields = prior_to_dict(Shifted([0.0], [1.0]))
+    assert fields["kind"] == "Moments"
+    assert fields["mean"] == [0.0]

@@ -159,10 +159,10 @@ def prior_to_dict(prior: Prior) -> dict[str, Any]:
         >>> prior_to_dict(Box([0.0], [1.0]))
         {'kind': 'Box', 'low': [0.0], 'high': [1.0]}
     """
-    if isinstance(prior, Box):
+    if type(prior) is Box:  # a subclass may have other moments, which the file must keep
         return {"kind": "Box", "low": prior.low.tolist(), "high": prior.high.tolist()}
     moments = {"mean": prior.mean.tolist(), "covariance": prior.covariance.tolist()}
-    if isinstance(prior, Normal):
+    if type(prior) is Normal:
         return {"kind": "Normal", **moments}
     source = prior.source if isinstance(prior, Moments) else f"{type(prior).__module__}.{type(prior).__qualname__}"
     return {"kind": "Moments", **moments, "source": source}

@@ -433,3 +433,9 @@ def test_a_count_that_is_no_whole_number_is_refused() -> None:
 def test_what_is_no_prior_is_refused() -> None:
     with pytest.raises(ConfigError, match="an object with tensors `mean` and `covariance` was expected"):
         Information.zero(1).posterior(torch.zeros(1))
+
+
+def test_a_set_that_is_not_there_is_refused() -> None:
+    with pytest.raises(IndexError, match="There is no set 3: there are 3"):
+        Information.zero(2, (3,))[3]
+    assert len(list(Information.zero(2, (3,)))) == 3

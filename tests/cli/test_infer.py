@@ -98,8 +98,9 @@ def test_diagnose_tells_right_from_wrong(fishnets: Any, files: Path) -> None:
     done = fishnets("diagnose", "test.fishnet", "--posterior", "posterior.fishnet", "--json")
     assert done.exit_code == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["verdict"].startswith("No sign of miscalibration in 20 tests on 400 sets")
-    assert set(found["groups"]["all sets"]) == {"PIT of parameter 0", "PIT of parameter 1", "joint coverage", "TARP"}
+    assert found["verdict"].startswith("No sign of miscalibration in 25 tests on 400 sets")
+    checks = {"PIT of parameter 0", "PIT of parameter 1", "joint coverage", "TARP", "TARP near the data"}
+    assert set(found["groups"]["all sets"]) == checks
     assert len(found["groups"]) == 5
     assert found["groups"]["all sets"]["joint coverage"]["within 68%"] == pytest.approx(0.68, abs=0.1)
 

@@ -21,10 +21,11 @@ from fishnets.experiments.candidates import untrained
 from fishnets.experiments.gamma_figures import draw
 from fishnets.experiments.gamma_measures import PARAMETERS, Laboratory, TargetPosterior
 from fishnets.experiments.report import comparison_table
-from fishnets.inference import Summaries
+from fishnets.inference import Summaries, summarize
 from fishnets.inference.uniformity import uniformity
 from fishnets.networks import MLP
 from fishnets.ragged import Sets
+from fishnets.sets import load
 from fishnets.simulators import GammaPopulation
 from fishnets.simulators.grid import GridPosterior
 
@@ -102,8 +103,8 @@ def test_the_published_protocol_is_the_papers(threshold: int | None, epochs: lis
     published, matched = config.candidates
     assert (published.label, matched.label) == ("paper", "matched-prior")
     assert published.fiducial == (5.0, 0.8)
-    assert replace(matched, label="paper", fiducial=(5.0, 0.8)) == published, "they differ in the prior alone"
-    assert matched.fiducial is None
+    assert replace(matched, label="paper", prior="published") == published, "they differ in the prior alone"
+    assert matched.prior == "own"
     assert published.stored_sets == 10_000
     assert published.size == (500, 500)
     assert published.batch_data == 512 * 500
@@ -161,7 +162,6 @@ def test_a_smoke_run_measures_everything(protocol: str, runs: dict[str, Watched]
             for parameter in PARAMETERS:
                 distance = metrics[f"ks{prefix}/{parameter}/n={size}"]
                 assert 0 < distance.value < 1
-                assert distance.bound == pytest.approx(1.63 / math.sqrt(config.test_sets))
                 assert 0 <= metrics[f"ks_p{prefix}/{parameter}/n={size}"].value <= 1
                 assert metrics[f"bias/{label}/{parameter}/n={size}"].bound == 0.0
             for name in ("tarp", "coverage"):
@@ -173,6 +173,7 @@ def test_a_smoke_run_measures_everything(protocol: str, runs: dict[str, Watched]
             assert metrics[f"area_ratio/{label}/n={size}"].bound == 1.0
             assert 0 < metrics[f"efficiency/{label}/n={size}"].value < 1
             assert 0 < metrics[f"efficiency-of-posterior-mean/{label}/n={size}"].value < 1
+            assert metrics[f"chi2/{label}/n={size}"].value > metrics[f"chi2-of-exact-mean/n={size}"].value
     for method in ("exact", *labels):
         for quantity in ("mean-mu", "sd-mu", "mean-Theta", "sd-Theta", "correlation", "log-det", "seconds"):
             found = metrics[f"target/5.1,0.82/{method}/n=100/{quantity}"]
@@ -229,9 +230,9 @@ def test_the_mixture_is_given_the_estimate_alone_and_the_flow_the_whole_summary(
     for protocol in CASES:
         laboratory = Laboratory.of(experiment.config_for("smoke", protocol))
         simulator = GammaPopulation()
-        model = untrained(replace(laboratory.config.candidates[1], fiducial=None), simulator, 0, "cpu")
+        model = untrained(laboratory.config.candidates[1], simulator, 0, "cpu")
         sets = laboratory.tests(simulator, 10)[1]
-        condition = laboratory.condition(model, sets)
+        condition = laboratory.condition(summarize(model, sets))
         if protocol == "published":
             assert isinstance(condition, Tensor)
             assert torch.allclose(condition, model.estimate(sets).mean)
@@ -247,7 +248,7 @@ def test_another_seed_gives_other_tests() -> None:
 
 def test_the_published_prior_draws_from_the_box_but_has_other_moments() -> None:
     box = GammaPopulation().prior
-    prior = experiment.PublishedPrior(box.low, box.high)
+    prior = experiment.PublishedPrior(box)
     generators = [torch.Generator().manual_seed(1) for _ in range(2)]
     sample = prior.sample(1000, generators[0])
     assert torch.equal(sample, box.sample(1000, generators[1]))
@@ -343,8 +344,8 @@ def test_an_overconfident_posterior_is_found_out(laboratory: Laboratory, grids: 
     tested = measure(laboratory, replace(grids, stretch=0.2))
     for name, levels in tested.levels.items():
         assert uniformity(levels).p_value < 0.01, name
-    found = laboratory.metrics("narrow", "", None, {SIZE: tested})  # type: ignore[arg-type]
-    assert found[f"coverage68/n={SIZE}"].value < 0.3
+    found = laboratory.metrics("narrow", "", {SIZE: tested})
+    assert found[f"coverage68/n={SIZE}"].value < 0.45
     assert found[f"coverage_in_band/n={SIZE}"].value == 0.0
     area = found[f"area_ratio/narrow/n={SIZE}"]
     assert area.value == pytest.approx(0.04, abs=4 * area.error)
@@ -369,7 +370,7 @@ def test_wide_posteriors_and_wasteful_estimates_are_told_from_exact_ones(
 
 def test_a_biased_estimate_shows_as_a_bias(laboratory: Laboratory, tested_exactly: measures.Tested) -> None:
     truth = replace(tested_exactly.estimate, mean=tested_exactly.theta + torch.tensor([0.25, -0.5]))
-    found = laboratory.metrics("biased", "", None, {SIZE: replace(tested_exactly, estimate=truth)})  # type: ignore[arg-type]
+    found = laboratory.metrics("biased", "", {SIZE: replace(tested_exactly, estimate=truth)})
     assert found[f"bias/biased/mu/n={SIZE}"].value == pytest.approx(0.25)
     assert found[f"bias/biased/Theta/n={SIZE}"].value == pytest.approx(-0.5)
 
@@ -420,3 +421,23 @@ def test_hmc_agrees_with_the_exact_grid() -> None:
         for name, expected in (("mean-minus-exact-in-sd", 0.0), ("sd-over-exact", 1.0)):
             metric = found.metrics[f"hmc/{name}/{parameter}/n=20"]
             assert metric.value == pytest.approx(expected, abs=4 * metric.error)
+
+
+def test_a_saved_model_keeps_the_published_prior(tmp_path: Path) -> None:
+    """A file knows only the moments of a prior of a foreign class, and they are the ones the estimate uses."""
+    candidate = experiment.config_for("smoke", "published").candidates[0]
+    simulator = experiment.simulator_of(candidate, None)
+    model = untrained(candidate, simulator, 0, "cpu", experiment.PublishedPrior(simulator.prior))
+    sets = Laboratory.of(experiment.config_for("smoke", "published")).tests(simulator, 10)[1]
+    model.save(tmp_path / "m.fishnet")
+    assert torch.equal(load(tmp_path / "m.fishnet").estimate(sets).mean, model.estimate(sets).mean)
+
+
+def test_hmc_of_censored_data_is_refused() -> None:
+    with pytest.raises(ConfigError, match="`hmc_size` is 500 with `threshold` 25, but HMC samples the uncensored"):
+        replace(experiment.config_for("smoke", "clean", threshold=25), hmc_size=500)
+
+
+def test_a_threshold_other_than_the_papers_is_refused() -> None:
+    with pytest.raises(ConfigError, match="`threshold` is 30 but None or 25"):
+        experiment.config_for("smoke", "published", threshold=30)

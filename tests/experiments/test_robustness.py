@@ -184,7 +184,7 @@ def test_the_exact_estimator_has_ratio_one() -> None:
             assert (ratio.value, ratio.error) == (1.0, 0.0)
 
 
-def test_ratios_are_of_mean_squares_and_errors_of_seeds_or_sets() -> None:
+def test_ratios_are_of_mean_squares_and_errors_of_initialisations_and_sets() -> None:
     exact = torch.tensor([[1.0, -1.0, 2.0], [1.0, 1.0, 1.0]], dtype=torch.float64).T.unsqueeze(0)
     twice = experiment._errors("x", "A", 2 * exact, exact)
     assert twice["mse_over_floor/x/m/A"].value == pytest.approx(4)
@@ -193,7 +193,7 @@ def test_ratios_are_of_mean_squares_and_errors_of_seeds_or_sets() -> None:
     assert twice["mse/x/m/A"].bound == pytest.approx(2)
     seeds = experiment._errors("x", "A", torch.cat([exact, 3 * exact]), exact)
     assert seeds["mse_over_floor/x/c/A"].value == pytest.approx(5)
-    assert seeds["mse_over_floor/x/c/A"].error == pytest.approx(math.sqrt(32)), "the spread of 1 and 9"
+    assert seeds["mse_over_floor/x/c/A"].error == pytest.approx(4), "the standard error of 1 and 9"
     assert seeds["bias/x/c/A"].value == pytest.approx(2)
 
 

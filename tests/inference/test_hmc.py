@@ -115,7 +115,7 @@ def test_chains_that_disagree_are_reported_and_kept():
 
 def test_diverging_draws_are_reported():
     draws = {"x": torch.zeros(2, 10)}
-    chains = Chains(draws, {"x": 1.0}, {"x": 20.0}, 3, 100, 1.0, 2.0)
+    chains = Chains(draws, {"x": 1.0}, {"x": 20.0}, {"x": 9.0}, 3, 100, 1.0, 2.0)
     assert chains.converged
     assert chains.seconds == 3.0
     assert chains.warnings == (
@@ -125,7 +125,7 @@ def test_diverging_draws_are_reported():
 
 
 def test_undefined_rhat_counts_as_not_converged():
-    assert not Chains({"x": torch.zeros(2, 10)}, {"x": float("nan")}, {"x": 1.0}, 0, 1, 1.0, 1.0).converged
+    assert not Chains({"x": torch.zeros(2, 10)}, {"x": float("nan")}, {"x": 1.0}, {"x": 1.0}, 0, 1, 1.0, 1.0).converged
 
 
 def test_float64_stays_inside_the_call():

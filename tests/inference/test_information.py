@@ -208,3 +208,18 @@ def test_settings_are_checked():
             num_sets=200,
             step=0.1,
         )
+
+
+def test_a_step_out_of_the_simulators_domain_is_explained() -> None:
+    from fishnets.simulators import GammaPopulation
+
+    simulator = GammaPopulation()
+    with pytest.raises(DataError, match=r"(?s)The simulator refused parameters .* Give a smaller `step`"):
+        information(
+            lambda sets: simulator.columns(sets.values)[1].reshape(len(sets), -1).mean(1, keepdim=True),
+            simulator,
+            torch.tensor([1.0, 0.2]),
+            size=5,
+            step=torch.tensor([0.5, 0.5]),
+            num_sets=200,
+        )

@@ -371,7 +371,7 @@ def test_empty_sets_have_no_likelihood() -> None:
 
 def test_a_loss_that_is_not_finite_stops_the_fit() -> None:
     theta, summaries = exact_pairs(200, 5, 30)
-    with pytest.raises(NonFiniteLossError, match=r"The loss is (nan|inf) at step \d+. Training has stopped"):
+    with pytest.raises(NonFiniteLossError, match=r"The loss is (nan|inf) at step \d+, so the fit has failed"):
         Posterior(SIMULATOR.prior, kind="gmm", **SMALL).fit(
             theta, summaries, steps=50, learning_rate=1e30, clip=1e30, batch_size=64
         )

@@ -137,8 +137,8 @@ def test_file_refusals(tmp_path: Path, generator: torch.Generator) -> None:
     summaries = Summaries(SIMULATOR.information(some_sets(generator)), PRIOR, "exact")
     with pytest.raises(ShapeError, match=r"`theta` has shape \(2, 2\) but one row per set, \(3, 2\), was expected"):
         save_summaries(path, summaries, torch.zeros(2, 2))
-    with pytest.raises(ConfigError, match="`theta` is a list but a tensor"):
-        save_summaries(path, summaries, [[0.0, 0.0]] * 3)  # type: ignore[arg-type]
+    with pytest.raises(NonFiniteError, match="`theta` is NaN or infinite in 1 rows: 1"):
+        save_summaries(path, summaries, [[0.0, 0.0], [float("nan"), 0.0], [0.0, 0.0]])
     tiny().save(path)
     with pytest.raises(FileFormatError, match="is of kind 'model' but 'summaries' was expected"):
         load_summaries(path)
@@ -148,3 +148,17 @@ def test_file_refusals(tmp_path: Path, generator: torch.Generator) -> None:
     write_container(path, "summaries", header, tensors)
     with pytest.raises(FileFormatError, match="does not hold summaries this release can read: 'score'"):
         load_summaries(path)
+
+
+def test_iterating_ends_with_the_sets(generator: torch.Generator) -> None:
+    summaries = Summaries(SIMULATOR.information(some_sets(generator)), PRIOR, "exact")
+    assert [len(one) for one in summaries] == [1] * len(summaries)
+    with pytest.raises(IndexError, match="There is no set 100: there are 3"):
+        summaries[100]
+
+
+def test_a_regressor_has_no_summaries() -> None:
+    from fishnets import Regressor
+
+    with pytest.raises(ConfigError, match=r"`model` is a Regressor but a `fishnets.Fishnet` was expected"):
+        summarize(Regressor(3, PRIOR), some_sets(torch.Generator()))  # type: ignore[arg-type]

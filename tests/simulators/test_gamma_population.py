@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fishnets.errors import ConfigError, DataError, ShapeError
+from fishnets.errors import ConfigError, DataError, ShapeError, SupportError
 from fishnets.ragged import Sets
 from fishnets.simulators import GammaPopulation
 
@@ -69,7 +69,7 @@ def test_likelihood_is_the_integral_over_the_latent_decay_time(theta):
 def test_score_is_the_gradient_of_the_likelihood(theta, threshold):
     sets = simulate((2.0, 0.8), 40, threshold=threshold)
     simulator, at = GammaPopulation(threshold), point(theta)
-    log_likelihood, score = simulator.sites(sets.values, at)
+    log_likelihood, score = simulator.per_datum(sets.values, at)
     torch.testing.assert_close(log_likelihood.sum()[None], simulator.log_likelihood(sets, at[None]))
     for i, direction in enumerate(1e-5 * torch.eye(2, dtype=torch.float64)):
         ahead, behind = (simulator.log_likelihood(sets, (at + sign * direction)[None]) for sign in (1, -1))
@@ -82,7 +82,7 @@ def test_score_has_mean_zero_and_the_fisher_matrix_as_covariance(threshold):
     theta = (2.0, 0.8)
     sets = simulate(theta, 40_000, seed=3, threshold=threshold)
     simulator = GammaPopulation(threshold)
-    _, score = simulator.sites(sets.values, point(theta))
+    _, score = simulator.per_datum(sets.values, point(theta))
     fisher = simulator.fisher_per_datum(point(theta))
     error = (fisher.diagonal() / len(score)).sqrt()
     assert bool((score.mean(0).abs() < 4 * error).all())
@@ -164,7 +164,7 @@ def test_wrong_input_is_refused():
     with pytest.raises(ShapeError, match="One set was expected but 2 were given"):
         simulator.posterior(Sets.from_list([torch.ones(1, 2), torch.ones(1, 2)]))
     with pytest.raises(DataError, match=r"1 of 2 data are impossible here: rows 1; row 1 has time 1 and count 10"):
-        simulator.sites(torch.tensor([[0.1, 0.5], [0.1, 0.02]]), point((5.0, 0.8)))
+        simulator.per_datum(torch.tensor([[0.1, 0.5], [0.1, 0.02]]), point((5.0, 0.8)))
     with pytest.raises(ShapeError, match=r"one row per set, \(1, 2\)"):
         simulator.like(simulate((5.0, 0.8), 3), torch.ones(2, 2))
 
@@ -180,3 +180,10 @@ def test_draws_and_answers_on_a_gpu(device):
         torch.testing.assert_close(there, here, rtol=1e-8, atol=1e-6)
         a, b = simulator.posterior(sets[:1]), simulator.posterior(sets[:1].to("cpu"))
         torch.testing.assert_close(a.covariance.cpu(), b.covariance, rtol=1e-8, atol=1e-12)
+
+
+def test_parameters_beyond_the_grid_are_refused():
+    with pytest.raises(SupportError, match=r"At theta = \[60.0, 20.0\] decay times reach beyond the grid"):
+        GammaPopulation().fisher_per_datum(point((60.0, 20.0)))
+    with pytest.raises(ConfigError, match=r"`amplitude` is -5 and `time_max` 10.0; both must be positive"):
+        GammaPopulation(amplitude=-5)

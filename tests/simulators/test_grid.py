@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fishnets.algebra import Gaussian
-from fishnets.errors import DataError
+from fishnets.errors import ConfigError, DataError
 from fishnets.simulators.grid import adaptive_grid
 
 LOW, HIGH = torch.tensor([-5.0, -5.0]).double(), torch.tensor([5.0, 5.0]).double()
@@ -55,3 +55,8 @@ def test_density_that_is_nowhere_finite_is_refused():
 def test_density_too_narrow_is_refused():
     with pytest.raises(DataError, match="has not settled after 2 refinements"):
         adaptive_grid(gaussian((1e-4, 1e-4), 0.0).log_prob, LOW, HIGH, passes=2)
+
+
+def test_few_points_are_refused():
+    with pytest.raises(ConfigError, match="`points` is 5 but at least 10"):
+        adaptive_grid(gaussian((0.3, 0.2), 0.0).log_prob, LOW, HIGH, points=5)

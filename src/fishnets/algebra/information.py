@@ -130,6 +130,8 @@ class Information:
         return self.batch_shape[0]
 
     def __getitem__(self, key: int | slice | Tensor) -> Information:
+        if isinstance(key, int) and not -len(self) <= key < len(self):
+            raise IndexError(f"There is no set {key}: there are {len(self)}.")
         fiducial = self.fiducial if self.fiducial.ndim == 1 else self.fiducial[key]
         return Information(self.score[key], self.fisher[key], fiducial, self.count[key])
 

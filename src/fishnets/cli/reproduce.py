@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from enum import StrEnum
@@ -63,7 +64,7 @@ def reproduce(
         return
     hardware = hardware_name(where)
     refuse_overwrite(out / name / f"{preset}-{protocol}-{hardware}.json", overwrite)
-    checkpoints = out / name / "checkpoints"
+    checkpoints = out / name / "checkpoints" / f"{preset}-{protocol}-seed{seed}"
     result = experiment.run(config, checkpoints)
     record = Record(
         name, preset, protocol, command_line(), config.to_dict(), [seed], versions(), hardware, result.seconds,
@@ -76,4 +77,6 @@ def reproduce(
     except MissingExtraError as error:
         say(f"No figures: {error}")
     shutil.rmtree(checkpoints, ignore_errors=True)  # done: the same command starts anew
+    with contextlib.suppress(OSError):  # other runs may keep theirs there
+        checkpoints.parent.rmdir()
     say(f"Recorded in {path}.")

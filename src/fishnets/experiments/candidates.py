@@ -5,18 +5,30 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from fishnets.errors import ConfigError
 from fishnets.inference.efficiency import Measured
 from fishnets.networks import NetworkRecipe, network_to_dict
 from fishnets.priors import Prior
 from fishnets.ragged import Sets
 from fishnets.sets import Fishnet, History
+from fishnets.sets.training import Schedule
 
-__all__ = ["Candidate", "StudySimulator", "checkpoint_path", "stored_sets", "throughput", "train", "untrained"]
+__all__ = [
+    "Candidate",
+    "StudySimulator",
+    "checkpoint_path",
+    "expect_choices",
+    "scaled_stairs",
+    "stored_sets",
+    "throughput",
+    "train",
+    "untrained",
+]
 
 
 class StudySimulator(Protocol):
@@ -51,6 +63,7 @@ class Candidate:
         precision: Precision of the networks' products.
         clip: Largest gradient norm of a member.
         fiducial: Expansion point; the prior's mean by default.
+        prior: ``"own"``, the simulator's, or ``"published"``, the authors' constants where an experiment has them.
     """
 
     label: str
@@ -63,11 +76,12 @@ class Candidate:
     size: tuple[int, int]
     steps: int
     batch_data: int
-    learning_rate: float | tuple[tuple[int, float], ...]
+    learning_rate: Schedule
     stored_sets: int | None = None
     precision: str = "auto"
     clip: float = 1.0
     fiducial: tuple[float, ...] | None = None
+    prior: Literal["own", "published"] = "own"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -142,6 +156,27 @@ def stored_sets(
     theta = simulator.prior.sample(num_sets, generator).to(torch.float32)
     sizes = torch.full((num_sets,), candidate.size[1], device=theta.device)
     return simulator(theta, sizes, generator), theta
+
+
+def expect_choices(preset: str, protocol: str) -> None:
+    """Raises :class:`ConfigError` unless both are known."""
+    if preset not in ("smoke", "quick", "paper") or protocol not in ("clean", "published"):
+        raise ConfigError(
+            f'preset "{preset}" with protocol "{protocol}": expected smoke, quick or paper, and clean or published.'
+        )
+
+
+def scaled_stairs(stairs: Schedule, steps: int) -> Schedule:
+    """Stairs of learning rates over another number of steps, in the same proportions; a single rate stays.
+
+    Example:
+        >>> scaled_stairs(((50, 0.1), (150, 0.01)), 8)
+        ((2, 0.1), (6, 0.01))
+    """
+    if isinstance(stairs, int | float):
+        return stairs
+    total = sum(length for length, _ in stairs)
+    return tuple((max(1, length * steps // total), value) for length, value in stairs)
 
 
 def checkpoint_path(folder: Path | None, stem: str) -> Path | None:

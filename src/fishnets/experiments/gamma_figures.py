@@ -9,12 +9,11 @@ from typing import Any
 
 from fishnets.experiments.gamma_measures import TargetPosterior
 from fishnets.experiments.gamma_population import Result, Trained
-from fishnets.inference.plots import corner_plot, ecdf_plot, new_figure
+from fishnets.inference.plots import DARK, GREY, corner_plot, ecdf_plot, new_figure
 from fishnets.inference.uniformity import uniformity
 
 __all__ = ["calibration_figure", "draw", "plate_diagram", "target_figure"]
 
-DARK, PINK, BLUE, GREY = "#1f2430", "#d6336c", "#1c6dd0", "#9aa0a6"
 NAMES = (r"$\mu$", r"$\Theta$")
 LEVELS = {"mu": r"PIT of $\mu$", "Theta": r"PIT of $\Theta$", "coverage": "coverage", "tarp": "TARP"}
 

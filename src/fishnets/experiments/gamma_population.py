@@ -17,7 +17,7 @@ density estimator and for the tests are separate. Two protocols:
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -25,12 +25,12 @@ import torch
 from torch import Tensor
 
 from fishnets.errors import ConfigError
-from fishnets.experiments.candidates import Candidate, checkpoint_path, train
+from fishnets.experiments.candidates import Candidate, checkpoint_path, expect_choices, scaled_stairs, train
 from fishnets.experiments.gamma_measures import Laboratory, TargetPosterior, Tested
 from fishnets.experiments.records import Metric
 from fishnets.inference import Posterior
 from fishnets.networks import MLP, Gated, NetworkRecipe
-from fishnets.priors import Box, Prior
+from fishnets.priors import Prior
 from fishnets.sets import Fishnet, History
 from fishnets.simulators import GammaPopulation
 from fishnets.simulators.gamma_population import GammaFeatures
@@ -48,18 +48,29 @@ STEPS_PER_EPOCH = 20
 PUBLISHED_SHARE = 0.5  # of these epochs, in the same proportions
 
 
-class PublishedPrior(Box):
-    """The authors' constants: parameters drawn from the box, algebra with mean 0 and covariance 1."""
+@dataclass(frozen=True)
+class PublishedPrior:
+    """The authors' constants: parameters drawn from a box (or any prior), algebra with mean 0 and covariance 1."""
+
+    source: Prior
 
     @property
     def mean(self) -> Tensor:
         """Zero, shape (p,)."""
-        return torch.zeros_like(self.low)
+        return torch.zeros_like(self.source.mean)
 
     @property
     def covariance(self) -> Tensor:
         """The identity, shape (p, p)."""
-        return torch.eye(len(self.low), dtype=torch.float64)
+        return torch.eye(len(self.source.mean), dtype=torch.float64)
+
+    def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
+        """Draws from the box, shape (num_samples, p)."""
+        return self.source.sample(num_samples, generator)
+
+    def log_prob(self, theta: Tensor) -> Tensor:
+        """Log-density in the box, shape (*)."""
+        return self.source.log_prob(theta)
 
 
 @dataclass(frozen=True)
@@ -123,12 +134,19 @@ class Config:
     seed: int = 0
     device: str = "cpu"
 
+    def __post_init__(self) -> None:
+        if self.threshold is not None and self.hmc_size is not None:
+            raise ConfigError(
+                f"`hmc_size` is {self.hmc_size} with `threshold` {self.threshold}, but HMC samples the uncensored "
+                "population; leave one of them None."
+            )
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         fields = {k: getattr(self, k) for k in self.__dataclass_fields__ if k not in ("candidates", "estimator")}
         return fields | {
             "candidates": [candidate.to_dict() for candidate in self.candidates],
-            "estimator": vars(self.estimator),
+            "estimator": asdict(self.estimator),
         }
 
 
@@ -198,10 +216,9 @@ def config_for(
         >>> config_for("paper", "published").candidates[0].steps
         7000
     """
-    if preset not in ("smoke", "quick", "paper") or protocol not in ("clean", "published"):
-        raise ConfigError(
-            f'preset "{preset}" with protocol "{protocol}": expected smoke, quick or paper, and clean or published.'
-        )
+    expect_choices(preset, protocol)
+    if threshold not in EPOCHS:
+        raise ConfigError(f"`threshold` is {threshold} but None or {THRESHOLD}, the paper's, was expected.")
     common: dict[str, Any] = {"threshold": threshold, "seed": seed, "device": device}
     if threshold is not None:
         common["hmc_size"] = None  # the paper samples the uncensored population alone
@@ -215,8 +232,9 @@ def config_for(
             steps=sum(length for length, _ in stairs),
             learning_rate=stairs,
             fiducial=(5.0, 0.8),
+            prior="published",
         )
-        matched = replace(published, label="matched-prior", fiducial=None)
+        matched = replace(published, label="matched-prior", prior="own")
         common |= {"test_sizes": (500, 10_000), "hmc_size": None}
         full = Config(preset, protocol, candidates=(published, matched), estimator=MIXTURE, **common)
     return full if preset == "paper" else _shrunk(full)
@@ -252,10 +270,6 @@ def _shrunk(config: Config) -> Config:
 def _small_candidate(candidate: Candidate, smoke: bool) -> Candidate:
     gated = isinstance(candidate.body, Gated)
     steps = 20 if smoke else (6_000 if gated else 1_000)
-    rate = candidate.learning_rate
-    if not isinstance(rate, float):
-        total = sum(length for length, _ in rate)
-        rate = tuple((max(1, length * steps // total), value) for length, value in rate)
     body: NetworkRecipe = candidate.body
     if smoke:
         body = Gated(8, 1) if gated else MLP(8, 3, "elu")
@@ -266,7 +280,7 @@ def _small_candidate(candidate: Candidate, smoke: bool) -> Candidate:
         steps=steps,
         batch_data=1_000 if smoke else 12_800,
         size=(100, 100) if smoke else ((20, 500) if gated else (500, 500)),
-        learning_rate=rate,
+        learning_rate=scaled_stairs(candidate.learning_rate, steps),
         stored_sets=None if candidate.stored_sets is None else (40 if smoke else 2_000),
     )
 
@@ -284,23 +298,21 @@ def run(config: Config, checkpoints: Path | None = None, progress: bool | None =
     """
     laboratory = Laboratory.of(config)
     metrics: dict[str, Metric] = {}
-    trained, targets, resumed = [], laboratory.exact_targets(), 0.0
+    trained, targets = [], laboratory.exact_targets()
     if config.hmc_size is not None:
         found = laboratory.hmc_target(config.hmc_size)
         targets.append(found.posterior)
         metrics |= found.metrics
     for position, candidate in enumerate(config.candidates):
-        started = time.monotonic()
         one = _train(candidate, config, laboratory, checkpoints, progress)
-        resumed += max(0.0, one.history.seconds - (time.monotonic() - started))  # what an earlier process computed
         trained.append(one)
         prefix = "" if position == 0 else f"-{candidate.label}"
-        metrics |= laboratory.metrics(one.candidate.label, prefix, one.model, one.tested)
+        metrics |= laboratory.metrics(one.candidate.label, prefix, one.tested)
         metrics[f"seconds/training/{candidate.label}"] = Metric(one.history.seconds, 0.0)
-        targets += laboratory.learned_targets(candidate, one.model, one.posteriors)
+        targets += laboratory.learned_targets(candidate.label, simulator_of(candidate, config.threshold), one)
     for target in targets:
         metrics |= target.metrics()
-    return Result(config, metrics, trained, targets, resumed + laboratory.seconds())
+    return Result(config, metrics, trained, targets, laboratory.seconds())
 
 
 def _train(
@@ -309,10 +321,10 @@ def _train(
     simulator = simulator_of(candidate, config.threshold)
     stem = f"{config.preset}-{config.protocol}-{candidate.label}-seed{config.seed}"
     path = checkpoint_path(checkpoints, stem)
-    prior: Prior = simulator.prior
-    if candidate.fiducial is not None:
-        prior = PublishedPrior(simulator.prior.low, simulator.prior.high)
+    prior: Prior = PublishedPrior(simulator.prior) if candidate.prior == "published" else simulator.prior
+    started = time.monotonic()
     model, history = train(candidate, simulator, config.seed, config.device, path, progress, prior)
+    laboratory.earlier += max(0.0, history.seconds - (time.monotonic() - started))  # by a process before this one
     posteriors = laboratory.fit(simulator, model, progress)
     tested = {n: laboratory.test(simulator, model, posteriors[n], n) for n in config.test_sizes}
     return Trained(candidate, model, history, posteriors, tested)

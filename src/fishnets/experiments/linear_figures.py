@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from fishnets.experiments.linear_scaling import Result, Trained, simulator_of
-from fishnets.inference.plots import new_figure
+from fishnets.inference.plots import COLOURS, DARK, GREY, new_figure
 from fishnets.ragged import Sets
 
 __all__ = ["draw", "loss_figure", "residual_figure", "slice_figure"]
 
-DARK, PINK, GREY = "#1f2430", "#d6336c", "#9aa0a6"
+PINK = COLOURS[0]
 
 
 def draw(result: Result, stem: Path) -> None:

@@ -26,10 +26,16 @@ from torch import Tensor
 
 from fishnets.algebra.gaussian import Gaussian, gaussian_loss
 from fishnets.algebra.information import Information
-from fishnets.errors import ConfigError
-from fishnets.experiments.candidates import Candidate, checkpoint_path, throughput, train
+from fishnets.experiments.candidates import (
+    Candidate,
+    checkpoint_path,
+    expect_choices,
+    scaled_stairs,
+    throughput,
+    train,
+)
 from fishnets.experiments.records import Metric, metric
-from fishnets.inference.efficiency import Measured, efficiency, mean_with_error
+from fishnets.inference.efficiency import efficiency, mean_with_error, ratio_of_means
 from fishnets.networks import MLP, Gated, NetworkRecipe
 from fishnets.ragged import Sets
 from fishnets.sets import Fishnet, History
@@ -129,10 +135,7 @@ def config_for(preset: str, protocol: str, seed: int = 0, device: str = "cpu") -
         >>> config_for("paper", "published").candidates[0].steps
         24000
     """
-    if preset not in ("smoke", "quick", "paper") or protocol not in ("clean", "published"):
-        raise ConfigError(
-            f'preset "{preset}" with protocol "{protocol}": expected smoke, quick or paper, and clean or published.'
-        )
+    expect_choices(preset, protocol)
     full = (RECOMMENDED, PAPER) if protocol == "clean" else (PUBLISHED,)
     if preset == "paper":
         return Config(preset, protocol, full, seed=seed, device=device)
@@ -145,10 +148,6 @@ def _shrunk(candidate: Candidate, preset: str) -> Candidate:
     """A candidate for machines without a GPU: fewer members, rows, steps; never another method."""
     smoke = preset == "smoke"
     steps = {"smoke": 20, "quick": 16_000 if candidate.label == "recommended" else 2_000}[preset]
-    rate = candidate.learning_rate
-    if not isinstance(rate, float):
-        total = sum(length for length, _ in rate)
-        rate = tuple((max(1, length * steps // total), value) for length, value in rate)
     body: NetworkRecipe = candidate.body
     if smoke:
         body = MLP(8, 3, "elu") if candidate.label == "paper" else Gated(8, 1)
@@ -161,7 +160,7 @@ def _shrunk(candidate: Candidate, preset: str) -> Candidate:
         steps=steps,
         batch_data=1000 if smoke else 3200,
         size=(10, 50) if smoke else ((5, 100) if candidate.label == "recommended" else (50, 50)),
-        learning_rate=rate,
+        learning_rate=scaled_stairs(candidate.learning_rate, steps),
         stored_sets=None if candidate.stored_sets is None else (40 if smoke else 2_000),
     )
 
@@ -232,8 +231,9 @@ def _measure(
         f"calibration/{name}": metric(mean_with_error(_chi2(ours, truth) / 2), bound=1.0),
     }
     for i, parameter in enumerate(("slope", "intercept")):
-        ratio = _excess_ratio(ours.mean[:, i], best.mean[:, i], truth[:, i])
-        found[f"excess-ratio-{parameter}/{name}"] = metric(ratio, bound=0.0)
+        # the distance from the exact estimate over that estimate's own error
+        wasted, floor = ours.mean[:, i] - best.mean[:, i], best.mean[:, i] - truth[:, i]
+        found[f"excess-ratio-{parameter}/{name}"] = metric(ratio_of_means(wasted.square(), floor.square()), bound=0.0)
     return found, ((ours.mean - truth).cpu(), (best.mean - truth).cpu())
 
 
@@ -267,8 +267,3 @@ def _chi2(posterior: Gaussian, truth: Tensor) -> Tensor:
     return (residual.mT @ posterior.precision @ residual).flatten()
 
 
-def _excess_ratio(ours: Tensor, exact: Tensor, truth: Tensor) -> Measured:
-    """Mean squared distance from the exact estimate over the exact estimate's own mean squared error."""
-    wasted, floor = (ours - exact).square(), (exact - truth).square()
-    ratio = float(wasted.mean() / floor.mean())
-    return Measured(ratio, mean_with_error(wasted - ratio * floor).error / float(floor.mean()))

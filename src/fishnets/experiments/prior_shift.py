@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fishnets.experiments.records import Metric, metric
-from fishnets.inference.efficiency import mean_with_error
+from fishnets.inference.efficiency import mean_with_error, ratio_of_means
 from fishnets.networks import DeepSet, Gated
 from fishnets.priors import Box
 from fishnets.ragged import Sets
@@ -62,9 +62,7 @@ def prior_shift(steps: int, seed: int, device: str, progress: bool | None = None
         own = (average - theta[:, 0]).square()
         for name, estimate in estimates.items():
             error = estimate - theta[:, 0]
-            ratio = float(error.square().mean() / own.mean())
-            spread = mean_with_error(error.square() - ratio * own).error / float(own.mean())
-            found[f"prior-shift/mse-over-sample-mean/{name}/{law}"] = Metric(ratio, spread)
+            found[f"prior-shift/mse-over-sample-mean/{name}/{law}"] = metric(ratio_of_means(error.square(), own))
             found[f"prior-shift/bias/{name}/{law}"] = metric(mean_with_error(error), bound=0.0)
     return found
 

@@ -11,10 +11,11 @@ The exact posterior mean on the same sets is the floor; a squared error over its
 absolute one is not. Every network, ours and the baselines, sees the same number of rows per step and steps, and has its
 learning rate picked from the same three by the same short trial on validation sets. Protocols:
 
-* *clean*: fresh simulations, five seeds of the paper's three networks, two of the Set Transformer and of PAIRS-style
-  pre-aggregation, and the recommended Fishnet;
-* *published*: the paper's three networks, one seed, on ten thousand stored sets of raw features, with the staircase of
-  learning rates of the paper's linear regression over 100 epochs; the paper states neither optimiser nor epochs.
+* *clean*: fresh simulations, five initialisations of the paper's three networks, two of the Set Transformer and of
+  PAIRS-style pre-aggregation, all on the same batches, and the recommended Fishnet;
+* *published*: the paper's three networks, one initialisation, on ten thousand stored sets of raw features, with the
+  staircase of learning rates of the paper's linear regression over 100 epochs; the paper states neither optimiser nor
+  epochs.
 
 The prior-shift toy of the paper's appendix on deep sets is in both.
 """
@@ -23,18 +24,17 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from fishnets.errors import ConfigError
-from fishnets.experiments.candidates import checkpoint_path
+from fishnets.experiments.candidates import checkpoint_path, expect_choices, scaled_stairs
 from fishnets.experiments.prior_shift import prior_shift
 from fishnets.experiments.records import Metric, metric
-from fishnets.inference.efficiency import mean_with_error
+from fishnets.inference.efficiency import Measured, mean_with_error, ratio_of_means
 from fishnets.networks import MLP, DeepSet, Gated, SetTransformer
 from fishnets.ragged import Sets
 from fishnets.sets import Fishnet, Regressor, fit_pairs
@@ -65,7 +65,7 @@ class Contestant:
 
     Args:
         kind: Which network.
-        members: Seeds, trained side by side.
+        members: Initialisations, trained side by side on the same batches.
         size: Set size, or range of sizes, trained on.
         pooled: Whether members are one estimator or repetitions.
     """
@@ -97,7 +97,7 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         fields = {k: getattr(self, k) for k in self.__dataclass_fields__ if k != "contestants"}
-        return fields | {"contestants": [vars(contestant) for contestant in self.contestants]}
+        return fields | {"contestants": [asdict(contestant) for contestant in self.contestants]}
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,10 +127,7 @@ def config_for(preset: str, protocol: str, seed: int = 0, device: str = "cpu") -
         >>> [contestant.kind for contestant in config_for("paper", "published").contestants]
         ['fishnets', 'deepset', 'softmax']
     """
-    if preset not in ("smoke", "quick", "paper") or protocol not in ("clean", "published"):
-        raise ConfigError(
-            f'preset "{preset}" with protocol "{protocol}": expected smoke, quick or paper, and clean or published.'
-        )
+    expect_choices(preset, protocol)
     config = Config(preset, protocol, CLEAN, seed=seed, device=device)
     if protocol == "published":
         three = tuple(Contestant(kind, 1) for kind in ("fishnets", "deepset", "softmax"))
@@ -214,10 +211,10 @@ def _train(
 ) -> tuple[Model, float]:
     """Trains with the best of a few learning rates, or with the published staircase; returns the rate as well."""
     if config.stored_sets is not None:
-        stairs = tuple((STEPS_PER_EPOCH * epochs, rate) for epochs, rate in PUBLISHED_EPOCHS)
         model = _untrained(contestant, config)
+        stairs = scaled_stairs(PUBLISHED_EPOCHS, config.steps)
         _fit(model, contestant, config, stairs, config.steps, checkpoint, progress)
-        return model, stairs[0][1]
+        return model, PUBLISHED_EPOCHS[0][1]
     rate = _best_rate(contestant, config, checkpoint, progress)
     model = _untrained(contestant, config)
     _fit(model, contestant, config, rate, config.steps, checkpoint, progress)
@@ -227,8 +224,9 @@ def _train(
 def _best_rate(contestant: Contestant, config: Config, checkpoint: Path | None, progress: bool | None) -> float:
     """The learning rate with the lowest validation loss after a short trial; kept beside the checkpoint."""
     kept = None if checkpoint is None else checkpoint.with_suffix(".rate")
-    if kept is not None and kept.exists():
-        return float(kept.read_text())
+    trial = f"{contestant} {replace(config, contestants=())}"
+    if kept is not None and kept.exists() and kept.read_text().startswith(trial):
+        return float(kept.read_text().removeprefix(trial))
     trials: dict[float, float] = {}
     for rate in config.rates:
         model = _untrained(replace(contestant, members=1), config)
@@ -236,7 +234,7 @@ def _best_rate(contestant: Contestant, config: Config, checkpoint: Path | None, 
         trials[rate] = _fit(model, contestant, config, rate, steps, None, progress)
     best = min(trials, key=lambda rate: trials[rate])
     if kept is not None:
-        kept.write_text(repr(best))
+        kept.write_text(f"{trial} {best!r}")
     return best
 
 
@@ -301,7 +299,10 @@ def _residuals(contestant: Contestant, model: Model, config: Config, law: str) -
 
 
 def _errors(kind: str, law: str, residuals: Tensor, exact: Tensor) -> dict[str, Metric]:
-    """Mean squared errors (as in Table 2, with their spread over sets), and over the floor."""
+    """Mean squared errors (as in Table 2, with their spread over sets), and over the floor.
+
+    Errors of all are standard errors, over the initialisations and over the sets, which initialisations share.
+    """
     found: dict[str, Metric] = {}
     for i, parameter in enumerate("mc"):
         squared, floor = residuals[..., i].square(), exact[0, :, i].square()
@@ -310,22 +311,26 @@ def _errors(kind: str, law: str, residuals: Tensor, exact: Tensor) -> dict[str, 
         published = law != "training" and kind in PAPER_MSE
         paper = PAPER_MSE[kind][i] if published else None
         spread = PAPER_SPREAD[kind][i] if published else None
-        over_sets = float(squared.std(1).mean())
         found[f"mse/{name}"] = Metric(
-            float(mean.mean()), _spread(mean, squared), paper, float(floor.mean())
+            float(mean.mean()), _error(mean, mean_with_error(squared.mean(0))), paper, float(floor.mean())
         )
-        found[f"mse-std-over-sets/{name}"] = Metric(over_sets, over_sets / math.sqrt(squared.shape[1]), spread)
-        ratio = mean / floor.mean()
-        paired = squared - ratio.unsqueeze(1) * floor  # of one seed, the noise both estimators share cancels
-        error = _spread(ratio, paired / floor.mean())
-        found[f"mse_over_floor/{name}"] = Metric(float(ratio.mean()), error, bound=1.0)
-        bias = residuals[..., i].mean(1)
-        found[f"bias/{name}"] = Metric(float(bias.mean()), _spread(bias, residuals[..., i]), bound=0.0)
+        found[f"mse-std-over-sets/{name}"] = metric(_standard_deviation(squared.flatten()), spread)
+        ratio = ratio_of_means(squared.mean(0), floor)
+        found[f"mse_over_floor/{name}"] = Metric(ratio.value, _error(mean / floor.mean(), ratio), bound=1.0)
+        bias = mean_with_error(residuals[..., i].mean(0))
+        found[f"bias/{name}"] = Metric(bias.value, _error(residuals[..., i].mean(1), bias), bound=0.0)
     return found
 
 
-def _spread(values: Tensor, per_set: Tensor) -> float:
-    """Spread over the seeds (K,) or, of a single one, the Monte Carlo error over the sets (1, T)."""
-    if len(values) > 1:
-        return float(values.std())
-    return mean_with_error(per_set[0]).error
+def _error(values: Tensor, over_sets: Measured) -> float:
+    """Standard error from the spread over initialisations (K,) and the Monte Carlo error over the sets."""
+    between = float(values.var() / len(values)) if len(values) > 1 else 0.0
+    return math.hypot(math.sqrt(between), over_sets.error)
+
+
+def _standard_deviation(samples: Tensor) -> Measured:
+    """Standard deviation of samples (T,), with the error that their fourth moment gives it."""
+    centred = samples - samples.mean()
+    spread = float(samples.std())
+    excess = float(centred.pow(4).mean()) - spread**4
+    return Measured(spread, math.sqrt(max(excess, 0.0) / len(samples)) / (2 * spread) if spread > 0 else 0.0)

@@ -32,7 +32,7 @@ def law_figure() -> Any:
         style: dict[str, Any] = {"histtype": "step", "linewidth": 1.6}
         if law == "training":
             style = {"histtype": "stepfilled", "alpha": 0.5}
-        axis.hist(sigma.numpy(), 90, (1, 10), density=True, color=color, label=labels[law], **style)
+        axis.hist(sigma.numpy(), 90, range=(1, 10), density=True, color=color, label=labels[law], **style)
     axis.set(xlabel=r"standard deviation of the noise, $\sigma$", ylabel="density")
     axis.legend(frameon=False, fontsize=8)
     return figure
@@ -46,10 +46,12 @@ def residual_figure(result: Result, law: str) -> Any:
     exact = result.residuals["exact", law][0]
     for i, (axis, label) in enumerate(zip(axes, (r"slope $\hat m - m$", r"intercept $\hat c - c$"), strict=True)):
         reach = 5.5 * float(exact[:, i].std())
-        axis.hist(exact[:, i].numpy(), 60, (-reach, reach), color=GREY, alpha=0.6, label="exact posterior mean")
+        axis.hist(exact[:, i].numpy(), 60, range=(-reach, reach), color=GREY, alpha=0.6, label="exact posterior mean")
         for kind, color in zip(networks, COLOURS, strict=False):
             values = result.residuals[kind, law][0, :, i].clamp(-reach, reach)  # what lies beyond shows at the edge
-            axis.hist(values.numpy(), 60, (-reach, reach), color=color, histtype="step", linewidth=1.3, label=kind)
+            axis.hist(
+                values.numpy(), 60, range=(-reach, reach), color=color, histtype="step", linewidth=1.3, label=kind
+            )
         axis.axvline(0, color=DARK, linewidth=0.8)
         axis.set_xlabel(label)
     axes[0].set_ylabel("test sets")

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fishnets.errors import ShapeError
 
-__all__ = ["Measured", "efficiency", "excess", "mean_with_error", "paired_chi2"]
+__all__ = ["Measured", "efficiency", "excess", "mean_with_error", "paired_chi2", "ratio_of_means"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,17 @@ def mean_with_error(samples: Tensor) -> Measured:
     count = len(samples)
     spread = float(samples.std()) if count > 1 else math.nan
     return Measured(float(samples.mean()), spread / math.sqrt(count))
+
+
+def ratio_of_means(numerator: Tensor, denominator: Tensor) -> Measured:
+    """Mean of one quantity over that of another, both of the same sets (T,), with the error of paired samples.
+
+    Example:
+        >>> print(ratio_of_means(torch.tensor([2.0, 4.0]), torch.tensor([1.0, 2.0])))
+        2.0000 ± 0.0000
+    """
+    ratio, scale = float(numerator.mean() / denominator.mean()), float(denominator.mean())
+    return Measured(ratio, mean_with_error(numerator - ratio * denominator).error / scale)
 
 
 def excess(estimate: Tensor, exact: Tensor, fisher: Tensor) -> Measured:

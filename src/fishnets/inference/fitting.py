@@ -183,9 +183,8 @@ class _Run:
         if not math.isfinite(loss):
             self.history.stopped = "failed"
             raise NonFiniteLossError(
-                f"The loss is {loss} at step {self.history.num_steps}. Training has stopped with the best weights so "
-                f"far (step {self.history.best_step[0]}). Try a smaller `learning_rate`, or look for extreme "
-                "summaries."
+                f"The loss is {loss} at step {self.history.num_steps}, so the fit has failed. Try a smaller "
+                "`learning_rate`, or look for extreme summaries."
             )
 
     @torch.no_grad()

@@ -26,7 +26,6 @@ What finite samples would add to I is taken out: the inverse of V is shrunk by (
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -226,9 +225,16 @@ def _draw(experiment: _Experiment, step: Tensor, num_blocks: int, block_size: in
     x = experiment.draw(theta.expand(num_blocks * block_size, -1), mixed_seed(seed, 1))
     differences = []
     for i, shift in enumerate(delta.to(theta)):
-        above, below = (
-            experiment.draw((theta + sign * shift).expand(block_size, -1), mixed_seed(seed, 2 + i)) for sign in (1, -1)
-        )
+        try:
+            above, below = (
+                experiment.draw((theta + sign * shift).expand(block_size, -1), mixed_seed(seed, 2 + i))
+                for sign in (1, -1)
+            )
+        except DataError as error:
+            raise DataError(
+                f"The simulator refused parameters {shift.abs().tolist()} away from `theta`, where its slope is "
+                f"measured: {error} Give a smaller `step` or larger sets."
+            ) from error
         differences.append((above - below).mean(0) / 2)
     return _Sample(x, delta, torch.stack(differences))
 
@@ -282,11 +288,11 @@ def _pilot(experiment: _Experiment, num_sets: int, seed: int) -> Tensor:
 
 
 def _exact(simulator: Simulator, theta: Tensor, size: int) -> Tensor | None:
-    """The Fisher matrix of a set where the simulator knows that of a datum, with or without being told theta."""
+    """The Fisher matrix of a set where the simulator knows that of a datum, ``fisher_per_datum(theta)``."""
     per_datum: Callable[..., Any] | None = getattr(simulator, "fisher_per_datum", None)
     if per_datum is None:
         return None
-    fisher = per_datum(theta) if inspect.signature(per_datum).parameters else per_datum()
+    fisher = per_datum(theta)
     return size * torch.as_tensor(fisher).detach().double().cpu()
 
 

@@ -76,6 +76,8 @@ class Posterior(nn.Module):
         torch.Size([3, 10, 2])
     """
 
+    anchor: Tensor
+
     def __init__(
         self,
         prior: Prior,
@@ -105,6 +107,7 @@ class Posterior(nn.Module):
         self.prior, self.kind, self.direction, self.hidden = prior, kind, direction, tuple(hidden)
         self.components, self.transforms, self.bins, self.seed = components, transforms, bins, seed
         self.coordinates = Coordinates.of(prior)
+        self.register_buffer("anchor", torch.zeros(0), persistent=False)  # has a device before there are weights
         self.origin: Origin | None = None
         self.view: Direction | None = None
         self.density: nn.Module | None = None
@@ -122,8 +125,7 @@ class Posterior(nn.Module):
     @property
     def device(self) -> torch.device:
         """Where the density is evaluated."""
-        parameter = next(self.parameters(), None)
-        return torch.device("cpu") if parameter is None else parameter.device
+        return self.anchor.device
 
     def fit(
         self,
@@ -153,14 +155,16 @@ class Posterior(nn.Module):
             validate_every: Steps between looks at them; by default a fiftieth of ``steps``.
             patience: Stop after this many looks without improvement; by default never.
             clip: Largest gradient norm.
-            device: Where to train and, later, evaluate; by default where this module is.
+            device: Where to train and, later, evaluate; by default where the summaries are.
             progress: Whether to show a progress bar; by default when stderr is a terminal.
 
         Returns:
             The history, with mean negative log-densities in nats as losses.
         """
-        where = self.device if device is None else available_device(device)
-        condition = self._condition(summaries).to(where)
+        condition = self._condition(summaries)
+        where = condition.device if device is None else available_device(device)
+        condition = condition.to(where)
+        self.to(where)
         theta = self._inside(checked_theta(theta, len(condition), self.num_params)).to(where)
         likelihood = self.direction == "likelihood"
         if likelihood and isinstance(condition, Summaries) and not bool((condition.sizes > 0).all()):
@@ -229,7 +233,8 @@ class Posterior(nn.Module):
     def log_prob(self, theta: Tensor, summaries: Summaries | ArrayLike, chunk: int = CHUNK) -> Tensor:
         """Log-density of parameters given summaries.
 
-        In the direction ``"posterior"`` it is normalised over theta. In the direction ``"likelihood"`` it is the
+        In the direction ``"posterior"`` it is normalised over theta (with a prior that is neither a box nor normal, up
+        to the mass learned outside its support). In the direction ``"likelihood"`` it is the
         log-likelihood plus the log-prior: for each set the log-posterior up to a constant, its log-evidence.
 
         Args:

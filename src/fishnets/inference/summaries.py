@@ -121,6 +121,8 @@ class Summaries:
     def __getitem__(self, key: int | slice | Tensor) -> Summaries:
         """Some of the sets; a single number gives a batch of one."""
         if isinstance(key, int):
+            if not -len(self) <= key < len(self):
+                raise IndexError(f"There is no set {key}: there are {len(self)}.")
             key = slice(key, key + 1 or None)
         return Summaries(self.information[key], self.prior, self.model)
 

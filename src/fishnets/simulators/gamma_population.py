@@ -60,6 +60,10 @@ class GammaPopulation:
     def __post_init__(self) -> None:
         if self.features not in ("paper", "log"):
             raise ConfigError(f'`features` is "{self.features}" but "paper" or "log" was expected.')
+        if not (self.amplitude > 0 and self.time_max > 0):
+            raise ConfigError(
+                f"`amplitude` is {self.amplitude} and `time_max` {self.time_max}; both must be positive."
+            )
         if self.threshold is not None and not 1 <= self.threshold < self.amplitude:
             raise ConfigError(f"`threshold` is {self.threshold} but 1 to {self.amplitude}, or None, was expected.")
 
@@ -116,7 +120,7 @@ class GammaPopulation:
         quadrature = self.quadrature(sets.device)
         return torch.cat([quadrature.log_likelihood(time, count, point) for (time, count), point in per_set])
 
-    def sites(self, values: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+    def per_datum(self, values: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Exact log-likelihood (n,) and score (n, 2) of each row at one point (2,), in float64."""
         time, count = self._exact_columns(values)
         return self.quadrature(values.device).sites(time, count, theta.to(time))

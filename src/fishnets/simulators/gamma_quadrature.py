@@ -24,6 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fishnets.errors import SupportError
+
 __all__ = ["GammaQuadrature"]
 
 LOWEST, HIGHEST = 1e-4, 100.0  # decay times on the grid
@@ -60,7 +62,15 @@ class GammaQuadrature:
         mass[0] *= 0.5  # the trapezoid's end; the upper one vanishes
         ratio = LOWEST / scale
         below = torch.exp(a * ratio.log() - torch.lgamma(a + 1)) * (1 - ratio * a / (a + 1))
-        return torch.cat([below.unsqueeze(0), mass])
+        weights = torch.cat([below.unsqueeze(0), mass])
+        missing = (weights.sum(0) - 1).abs()
+        if not bool((missing < 1e-6).all()):
+            worst = theta[int(missing.argmax())].tolist()
+            raise SupportError(
+                f"At theta = {worst} decay times reach beyond the grid of {LOWEST:g} to {HIGHEST:g} on which they are "
+                "integrated; give positive parameters near those of the prior, (0.5 to 10, 0.1 to 1.5)."
+            )
+        return weights
 
     def weight_gradients(self, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Weights (J, K) and their derivatives with respect to mu and Theta, each (J, K)."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fishnets.errors import DataError
+from fishnets.errors import ConfigError, DataError
 
 __all__ = ["GridPosterior", "adaptive_grid"]
 
@@ -103,6 +103,8 @@ def adaptive_grid(
     Returns:
         The posterior on the last grid.
     """
+    if points < 10:
+        raise ConfigError(f"`points` is {points} but at least 10 along each parameter were expected.")
     start, end = low.clone(), high.clone()
     for _ in range(passes):
         axes = [start[i] + (end[i] - start[i]) * _unit(points, start) for i in range(2)]

@@ -141,7 +141,7 @@ class LinearRegression:
         """The exact posterior of each set; the paper's prior by default."""
         return self.information(sets).posterior(self.prior if prior is None else prior)
 
-    def fisher_per_datum(self) -> Tensor:
+    def fisher_per_datum(self, theta: Tensor | None = None) -> Tensor:
         r"""The expected Fisher matrix of one datum, :math:`F_1`, shape (2, 2); here it does not depend on theta."""
         a, b = self.x_range
         nodes, weights = (torch.from_numpy(array) for array in np.polynomial.legendre.leggauss(200))

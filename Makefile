@@ -25,7 +25,7 @@ demo: $(INSTALLED)
 	$(BIN)/fishnets demo --overwrite
 
 test: lint $(INSTALLED)
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow and not gpu"
 	$(MAKE) records-check
 
 test-slow: $(INSTALLED)

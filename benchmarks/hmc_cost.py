@@ -47,14 +47,16 @@ def averaged(values: Sequence[float]) -> Metric:
     return Metric(float(array.mean()), error)
 
 
-def power_law(costs: dict[int, float]) -> tuple[Metric, float]:
-    """Exponent of the cost in n, and the cost at the paper's size; small sizes, mostly compiling, are left out."""
-    sizes = [size for size in costs if size >= 500] if sum(size >= 500 for size in costs) > 1 else list(costs)
-    x, y = np.log(sizes), np.log([costs[size] for size in sizes])
+def power_law(costs: dict[int, float]) -> tuple[Metric, Metric]:
+    """Exponent of the cost in n, and the cost at the paper's size, from three sizes or more."""
+    x, y = np.log(list(costs)), np.log(list(costs.values()))
     exponent, constant = np.polyfit(x, y, 1)
     residual = y - exponent * x - constant
-    spread = math.sqrt(float((residual**2).sum()) / max(1, len(x) - 2) / float(((x - x.mean()) ** 2).sum()))
-    return Metric(float(exponent), spread), float(np.exp(constant + exponent * math.log(PAPER_SIZE)))
+    noise = float((residual**2).sum()) / (len(x) - 2)  # variance of a log-cost about the line
+    spread = math.sqrt(noise / float(((x - x.mean()) ** 2).sum()))
+    away = math.log(PAPER_SIZE) - float(x.mean())
+    cost = float(np.exp(constant + exponent * math.log(PAPER_SIZE)))
+    return Metric(float(exponent), spread), Metric(cost, cost * math.hypot(spread * away, math.sqrt(noise / len(x))))
 
 
 def main() -> None:
@@ -95,11 +97,11 @@ def main() -> None:
         print(rows[-1], file=sys.stderr, flush=True)
         if found["seconds"].value > options.limit:
             break
-    if len(costs) > 1:
-        metrics["exponent"], extrapolated = power_law(costs)
+    large = {size: cost for size, cost in costs.items() if size >= 500}  # smaller ones are mostly compiling
+    if len(large) > 2:
+        metrics["exponent"], extrapolated = power_law(large)
         if PAPER_SIZE not in costs:
-            name = f"sampling-seconds-per-1000-draws-extrapolated/n={PAPER_SIZE}"
-            metrics[name] = Metric(extrapolated, extrapolated * metrics["exponent"].error)
+            metrics[f"sampling-seconds-per-1000-draws-extrapolated/n={PAPER_SIZE}"] = extrapolated
     record = Record(
         name="hmc-cost",
         preset="paper" if tuple(options.sizes) == default else "quick",

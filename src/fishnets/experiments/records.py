@@ -36,7 +36,10 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Metric:
-    """A measured number, its error, and what it is compared with."""
+    """A measured number, its standard error, and what it is compared with.
+
+    An error of zero belongs to what is exact, to test statistics, or to what was read off a single run, such as times.
+    """
 
     value: float
     error: float

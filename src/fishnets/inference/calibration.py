@@ -1,4 +1,4 @@
-r"""Is a posterior calibrated? Four looks at the same question.
+r"""Is a posterior calibrated? Several looks at the same question.
 
 Draw :math:`\theta` from the prior, data from the model, and S samples from the posterior under test. If the posterior
 is right, truth and samples are exchangeable: the truth is one more sample. So for **any** function :math:`f(\theta, x)`

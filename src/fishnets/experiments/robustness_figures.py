@@ -1,4 +1,4 @@
-"""Figures of the robustness study: the laws of the noise, and residuals of every network under the shifts."""
+"""Figures of the robustness study: the laws of the noise, and errors of every network under the shifts."""
 
 from __future__ import annotations
 
@@ -39,21 +39,23 @@ def law_figure() -> Any:
 
 
 def residual_figure(result: Result, law: str) -> Any:
-    """Fig. 3b: residuals of the slope (left) and the intercept (right) of each network's first seed."""
+    """Fig. 3b, as distributions: how far the estimates of slope and intercept fall from the truth, by network.
+
+    Errors are in units of the exact estimate's own, on a logarithmic scale: they span decades under the shift.
+    """
     networks = [kind for kind, one in result.residuals if one == law and kind != "exact"]
     figure = new_figure(8.4, 3.6)
-    axes = figure.subplots(1, 2)
+    axes = figure.subplots(1, 2, sharey=True)
     exact = result.residuals["exact", law][0]
-    for i, (axis, label) in enumerate(zip(axes, (r"slope $\hat m - m$", r"intercept $\hat c - c$"), strict=True)):
-        reach = 5.5 * float(exact[:, i].std())
-        axis.hist(exact[:, i].numpy(), 60, range=(-reach, reach), color=GREY, alpha=0.6, label="exact posterior mean")
-        for kind, color in zip(networks, COLOURS, strict=False):
-            values = result.residuals[kind, law][0, :, i].clamp(-reach, reach)  # what lies beyond shows at the edge
-            axis.hist(
-                values.numpy(), 60, range=(-reach, reach), color=color, histtype="step", linewidth=1.3, label=kind
-            )
-        axis.axvline(0, color=DARK, linewidth=0.8)
-        axis.set_xlabel(label)
-    axes[0].set_ylabel("test sets")
+    share = (torch.arange(len(exact)) + 0.5) / len(exact)
+    for i, (axis, label) in enumerate(zip(axes, (r"slope, $|\hat m - m|$", r"intercept, $|\hat c - c|$"), strict=True)):
+        scale = exact[:, i].square().mean().sqrt()
+        curves = {"exact posterior mean": exact[:, i], **{k: result.residuals[k, law][0, :, i] for k in networks}}
+        for (kind, values), color in zip(curves.items(), (DARK, *COLOURS), strict=False):
+            errors = (values.abs() / scale).sort().values
+            width = 2.4 if kind == "exact posterior mean" else 1.3
+            axis.plot(errors.numpy(), share.numpy(), color=color, linewidth=width, label=kind)
+        axis.set(xscale="log", xlim=(0.05, None), xlabel=f"{label} over the exact estimate's rms")
+    axes[0].set_ylabel("share of test sets below")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False, fontsize=8)
     return figure

@@ -28,7 +28,7 @@ def training(candidate: candidates.Candidate, device: str, steps: int) -> tuple[
     if candidate.stored_sets is None:
         history = model.fit(simulator, size=candidate.size, num_validation=9, **options, **looks)  # type: ignore[arg-type]
     else:
-        sets, theta = candidates.stored_sets(candidate, simulator, 0, device)
+        sets, theta = candidates.stored_sets(simulator, candidate.stored_sets, candidate.size[1], 0, device)
         history = model.fit(sets, theta, validation_fraction=1e-3, **options, **looks)  # type: ignore[arg-type]
     return candidates.throughput(history, candidate.members), model.num_weights
 

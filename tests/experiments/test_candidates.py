@@ -80,7 +80,9 @@ def test_stored_sets_are_all_trained_on_and_the_last_weights_kept() -> None:
 
 
 def test_stored_sets_depend_on_the_seed_alone() -> None:
-    (one, theta), (two, same), (_, other) = (stored_sets(STORED, LINE, seed, "cpu") for seed in (0, 0, 1))
+    (one, theta), (two, same), (_, other) = (
+        stored_sets(LINE, STORED.stored_sets, STORED.size[1], seed, "cpu") for seed in (0, 0, 1)
+    )
     assert len(one) == len(theta) == STORED.stored_sets
     assert one.sizes.tolist() == [20] * 30
     assert torch.equal(one.values, two.values)
@@ -89,7 +91,7 @@ def test_stored_sets_depend_on_the_seed_alone() -> None:
 
 
 def test_training_is_the_same_with_the_same_seed() -> None:
-    sets, _ = stored_sets(STORED, LINE, 5, "cpu")
+    sets, _ = stored_sets(LINE, STORED.stored_sets, STORED.size[1], 5, "cpu")
     one, two, other = (train(FRESH, LINE, seed, "cpu", progress=False)[0].estimate(sets).mean for seed in (0, 0, 1))
     assert torch.equal(one, two)
     assert not torch.equal(one, other)

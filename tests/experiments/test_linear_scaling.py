@@ -59,7 +59,8 @@ def test_test_sets_are_not_training_sets() -> None:
     """Another seed of the test sets must change the measurement: nothing is measured on what was trained on."""
     config = experiment.config_for("smoke", "published")
     simulator = experiment.simulator_of(config.candidates[0])
-    trained, _ = stored_sets(config.candidates[0], simulator, config.seed, config.device)
+    candidate = config.candidates[0]
+    trained, _ = stored_sets(simulator, candidate.stored_sets, candidate.size[1], config.seed, config.device)
     tested = next(experiment._tests(config, simulator, 50))[0]
     assert not set(trained.values[:, 0].tolist()) & set(tested.values[:, 0].tolist())
 

@@ -141,21 +141,19 @@ def train(
     }
     if candidate.stored_sets is None:
         return model, model.fit(simulator, size=candidate.size, **common)
-    sets, theta = stored_sets(candidate, simulator, seed, device)
+    sets, theta = stored_sets(simulator, candidate.stored_sets, candidate.size[1], seed, device)
     # the published code has no validation split and keeps the last weights
     history = model.fit(sets, theta, validation_fraction=0.0, keep_best=False, validate_every=1000, **common)
     return model, history
 
 
 def stored_sets(
-    candidate: Candidate, simulator: StudySimulator, seed: int, device: str
+    simulator: StudySimulator, num_sets: int, size: int, seed: int, device: str
 ) -> tuple[Sets, Tensor]:
-    """The candidate's stored training sets and their parameters (B, p)."""
+    """Stored training sets of one size and their parameters (B, p), the same for every network of a seed."""
     generator = torch.Generator(device).manual_seed(seed + 17)
-    num_sets = candidate.stored_sets or 0
     theta = simulator.prior.sample(num_sets, generator).to(torch.float32)
-    sizes = torch.full((num_sets,), candidate.size[1], device=theta.device)
-    return simulator(theta, sizes, generator), theta
+    return simulator(theta, torch.full((num_sets,), size, device=theta.device), generator), theta
 
 
 def expect_choices(preset: str, protocol: str) -> None:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from fishnets.errors import ConfigError
+from fishnets.experiments import linear_scaling
 from fishnets.experiments.candidates import Candidate, checkpoint_path, expect_choices, scaled_stairs, train
 from fishnets.experiments.gamma_measures import Laboratory, TargetPosterior, Tested
 from fishnets.experiments.records import Metric
@@ -172,32 +173,9 @@ class Result:
     seconds: float
 
 
-RECOMMENDED = Candidate(
-    label="recommended",
-    body=Gated(width=32, depth=2),
-    features="log",
-    members=4,
-    shared=True,
-    factor="rank-2",
-    standardise=True,
-    size=(500, 500),
-    steps=20_000,
-    batch_data=200_000,
-    learning_rate=5e-3,
-)
-PAPER = Candidate(
-    label="paper",
-    body=MLP(width=256, depth=3, activation="elu"),
-    features="paper",
-    members=3,
-    shared=False,
-    factor="full",
-    standardise=False,
-    size=(500, 500),
-    steps=5_000,
-    batch_data=256_000,
-    learning_rate=5e-4,
-)
+# the networks of the linear-regression study, as in the paper, at the one size it trains on
+RECOMMENDED = replace(linear_scaling.RECOMMENDED, size=(500, 500), steps=20_000)
+PAPER = replace(linear_scaling.PAPER, size=(500, 500), members=3)
 FLOW = Estimator("nsf", "posterior", (128, 128, 128), 300_000, (5, 20_000), True, 20_000, 4_096)
 MIXTURE = Estimator("gmm", "posterior", (50, 50, 50), 5_000, None, False, 4_000, 512)
 

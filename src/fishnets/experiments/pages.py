@@ -15,9 +15,9 @@ MADE = "Made by `python -m fishnets.experiments.pages results` from the records 
 
 
 def linear_scaling_page(root: str | Path) -> str:
-    """The page of the linear-regression study, made from its records on a GPU."""
+    """The page of the linear-regression study."""
     folder = Path(root) / "linear-scaling"
-    records = [read_record(path) for path in sorted(folder.glob("paper-*.json"))]
+    records = _records(folder)
     columns: dict[str, dict[str, Metric]] = {}
     for record in records:
         for candidate in record.config["candidates"]:
@@ -29,14 +29,13 @@ def linear_scaling_page(root: str | Path) -> str:
             }
     names = list(dict.fromkeys(name for metrics in columns.values() for name in metrics))
     figures = sorted(path.name for path in folder.glob("paper-*.png"))
-    facts = [f"`{r.command}` ({r.hardware}, {r.seconds:.0f} s, torch {r.versions['torch']})" for r in records]
     return "\n".join(
         [
             "# Linear regression: trained on small sets, used on large ones",
             "",
-            "Made by `python -m fishnets.experiments.pages results` from the records beside it:",
+            MADE,
             "",
-            *[f"- {fact}" for fact in facts],
+            *_facts(records),
             "",
             "The paper shows this experiment as histograms (its Fig. 2a) and quotes no number for it. A plot committed "
             "with its authors' code, read by eye, puts the excess ratio of single networks at 0.05 to 0.08 for n = 500 "
@@ -53,7 +52,7 @@ def linear_scaling_page(root: str | Path) -> str:
 
 
 def gamma_page(root: str | Path, name: str) -> str:
-    """The page of a gamma-population study, made from its records on a GPU or, without any, from all."""
+    """The page of a gamma-population study."""
     folder = Path(root) / name
     records = _records(folder)
     title = "Gamma population" if name == "gamma-population" else "Gamma population, censored below 25 counts"

@@ -32,7 +32,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fishnets.experiments.candidates import checkpoint_path, expect_choices, scaled_stairs
+from fishnets.experiments.candidates import checkpoint_path, expect_choices, scaled_stairs, stored_sets
 from fishnets.experiments.prior_shift import prior_shift
 from fishnets.experiments.records import Metric, metric
 from fishnets.inference.efficiency import Measured, mean_with_error, ratio_of_means
@@ -274,10 +274,8 @@ def _fit(
         common |= {"steps": half, "head_steps": half, "num_sets": sets, "head_learning_rate": rate}
         losses = fit_pairs(model, simulator, size=contestant.size, **common).head.best_loss
     elif config.stored_sets is not None:
-        generator = torch.Generator(config.device).manual_seed(config.seed + 17)
-        theta = simulator.prior.sample(config.stored_sets, generator).to(torch.float32)
-        sets_ = simulator(theta, torch.full((len(theta),), contestant.size[1], device=theta.device), generator)
-        losses = model.fit(sets_, theta, validation_fraction=0.0, keep_best=False, **common).best_loss
+        stored, theta = stored_sets(simulator, config.stored_sets, contestant.size[1], config.seed, config.device)
+        losses = model.fit(stored, theta, validation_fraction=0.0, keep_best=False, **common).best_loss
     else:
         losses = model.fit(simulator, size=contestant.size, **common).best_loss
     return sum(losses) / len(losses)

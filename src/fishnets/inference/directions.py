@@ -19,6 +19,7 @@ Summaries of your own (plain arrays) have no units: they are standardised column
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import cast
 
 import torch
@@ -34,7 +35,7 @@ __all__ = ["Condition", "Direction", "GivenSummary", "GivenTheta"]
 Condition = Summaries | Tensor
 
 
-class Direction(nn.Module):
+class Direction(nn.Module, ABC):
     """What is modelled given what: an interface, with one class per direction.
 
     ``variables`` and ``conditions`` are the widths of the two, known once :meth:`measure` has seen the pairs.
@@ -43,13 +44,13 @@ class Direction(nn.Module):
     variables: int
     conditions: int
 
+    @abstractmethod
     def measure(self, theta: Tensor, summaries: Condition) -> None:
         """Measures the standardisations on parameters (N, p) and N summaries."""
-        raise NotImplementedError
 
+    @abstractmethod
     def pairs(self, theta: Tensor, summaries: Condition) -> tuple[Tensor, Tensor, Tensor]:
         """Variables (B, S, d), conditions (B, S, c) and log-determinants (B, S) of theta (B, S, p)."""
-        raise NotImplementedError
 
 
 class GivenSummary(Direction):

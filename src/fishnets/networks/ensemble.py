@@ -11,8 +11,11 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
-__all__ = ["StackedLinear", "member_weights"]
+__all__ = ["StackedLinear", "in_blocks", "member_weights"]
+
+BLOCK = 2048  # rows of a block on a GPU
 
 
 class StackedLinear(nn.Module):
@@ -46,6 +49,21 @@ class StackedLinear(nn.Module):
         if x.ndim == 3:
             return torch.baddbmm(self.bias, x.expand(len(self.weight), -1, -1), self.weight)
         return torch.matmul(x, self.weight.unsqueeze(1)) + self.bias.unsqueeze(1)
+
+
+def in_blocks(rows: Tensor) -> Tensor:
+    """Rows (K, n, d) as (K, blocks, BLOCK, d), padded with zeros, for products on a GPU.
+
+    A weight's gradient sums over all rows; a batched product with as few members as an ensemble has would leave most of
+    a GPU idle, one with as many as there are blocks does not.
+
+    Example:
+        >>> in_blocks(torch.ones(1, 2049, 3)).shape
+        torch.Size([1, 2, 2048, 3])
+    """
+    blocks = -(-rows.shape[1] // BLOCK)
+    padded: Tensor = pad(rows, (0, 0, 0, blocks * BLOCK - rows.shape[1]))
+    return padded.reshape(rows.shape[0], blocks, BLOCK, rows.shape[2])
 
 
 def member_weights(validation_loss: Tensor) -> Tensor:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
+from fishnets.networks.ensemble import BLOCK, in_blocks
 from fishnets.ops.segment_information import segment_sum
 from fishnets.ragged import Sets
 
 __all__ = ["apply_to_rows", "set_mean", "set_softmax", "set_sum", "with_values"]
 
-BLOCK = 2048
 
 
 def set_sum(rows: Tensor, sets: Sets) -> Tensor:
@@ -56,17 +55,10 @@ def set_softmax(logits: Tensor, sets: Sets) -> Tensor:
 
 
 def apply_to_rows(layer: nn.Module, rows: Tensor) -> Tensor:
-    """Applies stacked linear layers to (K or 1, N, c); on a GPU in blocks of rows, padded with zeros.
-
-    A weight's gradient sums over all rows; a batched product with as few members as an ensemble has would leave most of
-    a GPU idle, one with as many as there are blocks does not.
-    """
-    num_rows = rows.shape[1]
-    if not rows.is_cuda or num_rows <= BLOCK:
+    """Applies stacked linear layers to rows (K or 1, N, c), on a GPU in blocks."""
+    if not rows.is_cuda or rows.shape[1] <= BLOCK:
         return layer(rows)  # type: ignore[no-any-return]
-    blocks = -(-num_rows // BLOCK)
-    blocked = pad(rows, (0, 0, 0, blocks * BLOCK - num_rows)).unflatten(1, (blocks, BLOCK))
-    return layer(blocked).flatten(1, 2)[:, :num_rows]  # type: ignore[no-any-return]
+    return layer(in_blocks(rows)).flatten(1, 2)[:, : rows.shape[1]]  # type: ignore[no-any-return]
 
 
 def with_values(sets: Sets, values: Tensor) -> Sets:

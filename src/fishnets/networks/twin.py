@@ -13,19 +13,17 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
 from fishnets.algebra.cholesky import factor_width, inverse_softplus
 from fishnets.algebra.packing import diagonal_positions
 from fishnets.errors import ConfigError
-from fishnets.networks.ensemble import StackedLinear
+from fishnets.networks.ensemble import StackedLinear, in_blocks
 from fishnets.networks.fused import evaluate_fused, fuses
 from fishnets.networks.gated import Gated
 from fishnets.networks.mlp import MLP
 
 __all__ = ["NetworkRecipe", "TwinNetwork", "network_from_dict", "network_to_dict"]
 
-BLOCK = 2048
 RECIPES: dict[str, type[Any]] = {"MLP": MLP, "Gated": Gated}
 
 
@@ -92,7 +90,9 @@ class TwinNetwork(nn.Module):
         return score.float(), raw_factor.float()
 
     def _plain(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        x, num_rows = _blocked(values), len(values)
+        x, num_rows = values.unsqueeze(0), len(values)
+        if values.is_cuda:
+            x = in_blocks(x)
         hidden = self.score_body(x)
         score = self.score_head(hidden)
         raw_factor = self.factor_head(hidden if self.factor_body is None else self.factor_body(x))
@@ -118,18 +118,6 @@ class TwinNetwork(nn.Module):
         elif self.factor == "diagonal":
             self.factor_head.bias.fill_(inverse_softplus(1 / math.sqrt(set_size)))
         self.set_size = set_size
-
-
-def _blocked(values: Tensor) -> Tensor:
-    """Rows (n, d) as (1, n, d), or on a GPU as (1, blocks, BLOCK, d), padded with zeros.
-
-    A weight's gradient sums over all rows; a batched product with as few members as an ensemble has would leave most of
-    a GPU idle, one with as many as there are blocks does not.
-    """
-    if not values.is_cuda:
-        return values.unsqueeze(0)
-    blocks = -(-len(values) // BLOCK)
-    return pad(values, (0, 0, 0, blocks * BLOCK - len(values))).reshape(1, blocks, BLOCK, values.shape[1])
 
 
 def network_to_dict(recipe: NetworkRecipe) -> dict[str, Any]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fishnets.errors import ConfigError, FileFormatError
+from fishnets.experiments import EXPERIMENTS
 from fishnets.experiments.records import (
     Metric,
     Record,
@@ -19,6 +21,7 @@ from fishnets.experiments.records import (
     write_record,
 )
 
+RESULTS = Path(__file__).parents[2] / "results"
 RECORD = Record(
     name="trial",
     preset="smoke",
@@ -94,3 +97,24 @@ def test_a_record_in_the_wrong_place_is_found(tmp_path: Path) -> None:
 
 def test_the_hardware_fits_a_file_name() -> None:
     assert hardware_name("cpu").replace("-", "").isalnum()
+
+
+STORED = sorted(path for name in EXPERIMENTS for path in (RESULTS / name).glob("*.json"))
+
+
+@pytest.mark.parametrize("path", STORED, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_a_stored_record_is_of_the_config_that_its_command_runs_today(path: Path) -> None:
+    record = read_record(path)
+    config = EXPERIMENTS[record.name].config_for(
+        record.preset, record.protocol, seed=record.config["seed"], device=record.config["device"]
+    )
+    assert recorded_part(json.loads(json.dumps(config.to_dict(), default=str)), record.config) == record.config
+
+
+def recorded_part(config: Any, recorded: Any) -> Any:
+    """A config without the options that came after the record."""
+    if isinstance(recorded, dict):
+        return {name: recorded_part(config[name], value) for name, value in recorded.items()}
+    if isinstance(recorded, list):
+        return [recorded_part(one, other) for one, other in zip(config, recorded, strict=True)]
+    return config

@@ -60,7 +60,8 @@ def calibration_figure(trained: Sequence[Trained]) -> Any:
         axis.set(xscale="log", xlabel="data in a set, n", title=f"{one.candidate.label} network")
         axis.set_ylim(bottom=0)
     axes[0].set_ylabel("Kolmogorov–Smirnov distance")
-    axes[0].legend(frameon=False, fontsize=7.5)
+    entries = axes[0].get_legend_handles_labels()
+    figure.legend(*entries, loc="outside upper center", ncols=3, frameon=False, fontsize=7.5)
     return figure
 
 

@@ -53,7 +53,8 @@ def load(path: str | Path, prior: Prior | None = None, device: torch.device | st
         model = Fishnet(**fields)
         model.load_state_dict(tensors)
         model.fitted, model.num_fits = bool(header["fitted"]), int(header["num_fits"])
-        model.networks.set_size = float(header["set_size"])
+        for networks in model._trained():
+            networks.set_size = float(header["set_size"])
     except (KeyError, TypeError, RuntimeError, FishnetsError) as error:
         raise FileFormatError(f"{path} does not describe a model this release can build: {error}") from error
     return model.to(available_device(device))
@@ -78,7 +79,7 @@ def describe(path: str | Path) -> dict[str, Any]:
     if header["kind"] != "model":  # posteriors, summaries, checkpoints
         shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
         return {name: value for name, value in header.items() if name != "history"} | {"tensors": shapes}
-    networks = [name for name in tensors if name.startswith("networks.")]
+    networks = [name for name in tensors if name.startswith(("networks.", "local."))]
     members = header["recipe"]["members"]
     return {
         **header["recipe"],

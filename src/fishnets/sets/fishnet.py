@@ -23,11 +23,13 @@ from torch import Tensor, nn
 from fishnets.algebra.gaussian import Gaussian
 from fishnets.algebra.information import Information
 from fishnets.algebra.packing import packed_size, unpack_symmetric
-from fishnets.errors import ConfigError, ShapeError
+from fishnets.errors import ConfigError, DataError, ShapeError
 from fishnets.networks import Gated, NetworkRecipe, TwinNetwork, member_weights
 from fishnets.ops.segment_information import segment_information
-from fishnets.priors import Prior
+from fishnets.priors import Normal, Prior
 from fishnets.ragged import Sets
+from fishnets.sets.centring import Centring
+from fishnets.sets.estimate import Estimate
 from fishnets.sets.fitting import (
     Options,
     expect_choice,
@@ -38,8 +40,10 @@ from fishnets.sets.fitting import (
     measure_features,
 )
 from fishnets.sets.history import History
-from fishnets.sets.objective import Objective, Standards
+from fishnets.sets.objective import LocalObjective, Objective, Standards, local_rows
+from fishnets.sets.pools import measure_centring
 from fishnets.sets.recipe import Recipe
+from fishnets.sets.scoring import plain_estimate, refined_estimate
 from fishnets.sets.sources import Simulator, Source
 from fishnets.sets.training import Losses, Schedule
 
@@ -62,6 +66,8 @@ class Fishnet(nn.Module):
         factor: Fisher matrices ``"full"``, ``"diagonal"`` or of ``"rank-r"`` per datum.
         fiducial: Expansion point, shape (p,); the prior's mean by default.
         standardise: Whether to scale features to zero mean and unit spread, measured when training starts.
+        refine: Whether to train local networks beside the first ones, which see the expansion point and let estimates
+            be refined; without, this is the paper's method.
 
     Example:
         >>> import fishnets as fn
@@ -92,6 +98,7 @@ class Fishnet(nn.Module):
         factor: str = "full",
         fiducial: Sequence[float] | Tensor | None = None,
         standardise: bool = True,
+        refine: bool = False,
     ) -> None:
         super().__init__()
         expect_counts(num_features, members)
@@ -105,12 +112,17 @@ class Fishnet(nn.Module):
                 f"`network` is {body!r} but a recipe such as `fishnets.networks.Gated(width=32, depth=2)` was expected."
             )
         self.recipe = Recipe(
-            num_features, prior, body, members, seed, shared, factor, tuple(point.tolist()), standardise
+            num_features, prior, body, members, seed, shared, factor, tuple(point.tolist()), standardise, refine
         )
         self.fitted, self.num_fits = False, 0
         generator = torch.Generator().manual_seed(seed)
         self.networks = TwinNetwork(body, num_features, len(point), factor, shared, members, generator)
-        self.networks.scale_to(100.0)  # until `fit` knows how large sets are
+        self.local: TwinNetwork | None = None
+        if refine:
+            width = num_features + len(point)
+            self.local = TwinNetwork(body, width, len(point), factor, shared, members, generator)
+        for networks in self._trained():
+            networks.scale_to(100.0)  # until `fit` knows how large sets are
         self._register(prior, point)
 
     def _register(self, prior: Prior, fiducial: Tensor) -> None:
@@ -140,17 +152,26 @@ class Fishnet(nn.Module):
     @property
     def num_weights(self) -> int:
         """Trainable weights of one member."""
-        return sum(p.numel() for p in self.networks.parameters()) // self.recipe.members
+        return sum(p.numel() for networks in self._trained() for p in networks.parameters()) // self.recipe.members
 
     @overload
-    def compress(self, sets: Sets, *, chunk: int = ..., members: Literal["pooled"] = ...) -> Information: ...
+    def compress(
+        self, sets: Sets, *, at: Tensor | None = ..., chunk: int = ..., members: Literal["pooled"] = ...
+    ) -> Information: ...
 
     @overload
-    def compress(self, sets: Sets, *, chunk: int = ..., members: Literal["separate"]) -> tuple[Information, ...]: ...
+    def compress(
+        self, sets: Sets, *, at: Tensor | None = ..., chunk: int = ..., members: Literal["separate"]
+    ) -> tuple[Information, ...]: ...
 
     @torch.no_grad()
     def compress(
-        self, sets: Sets, *, chunk: int = CHUNK, members: Literal["pooled", "separate"] = "pooled"
+        self,
+        sets: Sets,
+        *,
+        at: Tensor | None = None,
+        chunk: int = CHUNK,
+        members: Literal["pooled", "separate"] = "pooled",
     ) -> Information | tuple[Information, ...]:
         """Turns each set into its information.
 
@@ -159,6 +180,8 @@ class Fishnet(nn.Module):
 
         Args:
             sets: The sets.
+            at: Expansion point of all sets, shape (p,), or of each, shape (B, p), for the local networks of a model with
+                ``refine=True``; by default the first networks speak, at the model's fiducial.
             chunk: Rows evaluated at once.
             members: ``"pooled"`` sums the members' information with their weights, which keeps it additive;
                 ``"separate"`` gives one state per member.
@@ -169,20 +192,63 @@ class Fishnet(nn.Module):
         if members not in ("pooled", "separate"):
             raise ConfigError(f'`members` is "{members}" but "pooled" or "separate" was expected.')
         expect_sets(sets, self.recipe.num_features).check_finite()
+        points = None if at is None else self._points(at, sets)
         width = self.num_params + packed_size(self.num_params)
         shape = (self.recipe.members, len(sets), width)
         total = torch.zeros(shape, dtype=torch.float64, device=sets.device)
         for first, piece in sets.chunks(chunk):
-            score, raw_factor = self._evaluate(piece.values)
+            here = None if points is None else points[first : first + len(piece)]
+            score, raw_factor = self._evaluate(piece, here)
             sums = segment_information(score, raw_factor, piece.offsets, self.recipe.factor, torch.float64)
             total[:, first : first + len(piece)] += torch.cat(sums, dim=-1)
         if members == "separate":
-            return tuple(self._information(part, sets.sizes) for part in total)
-        return self._information(torch.tensordot(self.weights.to(sets.device), total, dims=1), sets.sizes)
+            return tuple(self._information(part, sets.sizes, points) for part in total)
+        pooled = torch.tensordot(self.weights.to(sets.device), total, dims=1)
+        return self._information(pooled, sets.sizes, points)
 
-    def estimate(self, sets: Sets, *, chunk: int = CHUNK) -> Gaussian:
-        """The Gaussian posterior of each set under the model's prior."""
-        return self.compress(sets, chunk=chunk).posterior(self.prior)
+    def estimate(
+        self,
+        sets: Sets,
+        *,
+        simulator: Simulator | None = None,
+        loss: float = 0.02,
+        passes: int = 20,
+        clamp: bool = False,
+        generator: torch.Generator | None = None,
+        chunk: int = CHUNK,
+    ) -> Estimate:
+        """The Gaussian posterior of each set under the model's prior.
+
+        Args:
+            sets: The sets.
+            simulator: With it, and a model with ``refine=True``, the local score is centred by simulations around the
+                estimate, which makes it consistent and its covariance honest at any size of set.
+            loss: Share of the information that the simulations' noise may cost; n / ``loss`` data are simulated.
+            passes: Most local passes, and most centred ones, over the data.
+            clamp: Whether to bring estimates outside the prior's support back into it.
+            generator: Source of the simulations' randomness, on the sets' device; seeded with 0 by default.
+            chunk: Rows evaluated at once.
+
+        Returns:
+            The estimates, their covariances, and whether they settled.
+        """
+        if self.local is None:
+            return plain_estimate(self, sets, chunk)
+        centring_at = None
+        if simulator is not None:
+            chance = torch.Generator(sets.device).manual_seed(0) if generator is None else generator
+
+            def centring_at(sets: Sets, at: Tensor, loss: float) -> Centring:
+                return measure_centring(self, simulator, sets, at, loss, chance, chunk)
+
+        return refined_estimate(self, sets, centring_at, loss, passes, clamp, chunk)
+
+    @torch.no_grad()
+    def row_scores(self, sets: Sets, at: Tensor) -> Tensor:
+        """Scores of the single rows at an expansion point (p,), members pooled, shape (n, p), float64."""
+        score, _ = self._evaluate(sets, self._points(at, sets))
+        pooled = torch.tensordot(self.weights.to(score), score, dims=1)
+        return pooled.to(torch.float64) / self.theta_scale.to(sets.device)
 
     def fit(
         self,
@@ -254,7 +320,9 @@ class Fishnet(nn.Module):
             progress=progress,
         )
         losses = partial(self._losses, precision, compile)
-        return fit(self, data, theta, options, losses, self._prepare, self._weigh_members)
+        networks = self.networks if self.local is None else nn.ModuleList(self._trained())
+        refine = self.local is not None
+        return fit(self, networks, data, theta, options, losses, self._prepare, self._weigh_members, noisy=refine)
 
     def save(self, path: str | Path) -> None:
         """Writes the model to one file: safetensors with a JSON header."""
@@ -268,8 +336,19 @@ class Fishnet(nn.Module):
         half = precision == "bfloat16" or (precision == "auto" and self._half_pays(rows))
         compiled = compiling == "on" or (compiling == "auto" and self.fiducial.is_cuda)
         standards = self._standards()
-        exact = Objective(self.networks, standards, False, compiled and not half)  # too few steps to pay for compiling
-        return exact, Objective(self.networks, standards, True, compiled) if half else None
+        exact = self._objective(standards, False, compiled and not half)  # too few steps to pay for compiling
+        return exact, self._objective(standards, True, compiled) if half else None
+
+    def _objective(self, standards: Standards, half: bool, compiled: bool) -> Losses:
+        first = Objective(self.networks, standards, half, compiled)
+        if self.local is None:
+            return first
+        is_normal = isinstance(self.prior, Normal)
+        precision = self.prior_precision if is_normal else torch.zeros_like(self.prior_precision)
+        return LocalObjective(first, self.local, precision, compiled)
+
+    def _trained(self) -> list[TwinNetwork]:
+        return [self.networks] if self.local is None else [self.networks, self.local]
 
     def _half_pays(self, rows: Tensor) -> bool:
         return rows.is_cuda and (self.networks.fuses(rows) or self.recipe.network.width >= 128)
@@ -288,22 +367,46 @@ class Fishnet(nn.Module):
             self.prior_pull,
         )
 
-    def _evaluate(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores (K, n, p) and raw factors (K, n, w) in the dtype and on the device of the rows."""
-        state = {name: p.to(device=values.device, dtype=values.dtype) for name, p in self.networks.named_parameters()}
-        rows = self._standards().features(values)
-        outputs: tuple[Tensor, Tensor] = torch.func.functional_call(self.networks, state, (rows,))
+    def _evaluate(self, sets: Sets, points: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Scores (K, n, p) and raw factors (K, n, w) in the dtype and on the device of the rows.
+
+        They are those of the first networks, or of the local ones at the sets' points (B, p).
+        """
+        networks, rows = self.networks, self._standards().features(sets.values)
+        if points is not None:
+            assert self.local is not None
+            shift, scale = self.fiducial.to(points), self.theta_scale.to(points)
+            networks, rows = self.local, local_rows(rows, (points - shift) / scale, sets)
+        state = {name: p.to(rows) for name, p in networks.named_parameters()}
+        outputs: tuple[Tensor, Tensor] = torch.func.functional_call(networks, state, (rows,))
         return outputs
 
-    def _information(self, sums: Tensor, count: Tensor) -> Information:
+    def _points(self, at: Tensor, sets: Sets) -> Tensor:
+        """Expansion points, one for each set, shape (B, p), float64."""
+        if self.local is None:
+            raise ConfigError(
+                "`at` asks for information at a point of your own, which takes local networks; make the model with "
+                "`fishnets.Fishnet(..., refine=True)`."
+            )
+        points = torch.as_tensor(at).to(device=sets.device, dtype=torch.float64)
+        expected = (len(sets), self.num_params)
+        if points.shape not in ((self.num_params,), expected):
+            raise ShapeError(f"`at` has shape {tuple(points.shape)} but ({self.num_params},) or {expected} was expected.")
+        if not bool(torch.isfinite(points).all()):
+            raise DataError("`at` holds NaN or infinite values.")
+        return points.expand(expected)
+
+    def _information(self, sums: Tensor, count: Tensor, points: Tensor | None) -> Information:
         """From sums in standardised parameters (B, p + p(p+1)/2) to information about theta."""
         scale = self.theta_scale.to(sums.device)
         score, fisher_packed = sums[:, : self.num_params], sums[:, self.num_params :]
         fisher = unpack_symmetric(fisher_packed) / torch.outer(scale, scale)
-        return Information(score / scale, fisher, self.fiducial.to(sums.device), count)
+        fiducial = self.fiducial.to(sums.device) if points is None else points.contiguous()
+        return Information(score / scale, fisher, fiducial, count)
 
     @torch.no_grad()
     def _prepare(self, source: Source) -> None:
         """Measures the features and scales the heads to the largest set, once, before the first step."""
         measure_features(self, source)
-        self.networks.scale_to(float(source.largest_set))
+        for networks in self._trained():
+            networks.scale_to(float(source.largest_set))

@@ -21,7 +21,15 @@ from fishnets.errors import CheckpointError, ConfigError, DataError, FileFormatE
 from fishnets.priors import Prior
 from fishnets.ragged import Sets
 from fishnets.sets.history import History
-from fishnets.sets.sources import Simulator, SimulatorSource, Source, StoredSource, mixed_seed, size_range
+from fishnets.sets.sources import (
+    NoisySource,
+    Simulator,
+    SimulatorSource,
+    Source,
+    StoredSource,
+    mixed_seed,
+    size_range,
+)
 from fishnets.sets.training import Losses, Schedule, Settings, train
 
 __all__ = [
@@ -59,7 +67,7 @@ class Description(Protocol):
 
 
 class Model(Protocol):
-    """A model that can be fitted; every parameter of its networks has the members as its first dimension."""
+    """A model that can be fitted."""
 
     fitted: bool
     num_fits: int
@@ -68,9 +76,6 @@ class Model(Protocol):
 
     @property
     def recipe(self) -> Description: ...
-
-    @property
-    def networks(self) -> nn.Module: ...
 
     def to(self, device: torch.device) -> Any: ...
 
@@ -96,17 +101,20 @@ class Options:
 
 def fit(
     model: Model,
+    networks: nn.Module,
     data: Simulator | Sets,
     theta: Tensor | None,
     options: Options,
     losses: Callable[[Source], tuple[Losses, Losses | None]],
     prepare: Callable[[Source], None],
     finish: Callable[[History], None],
+    noisy: bool = False,
 ) -> History:
     """Fits a model in place.
 
     Args:
         model: The model; it is moved to the device of the fit.
+        networks: What of it is trained; every parameter has the members as its first dimension.
         data: A simulator or stored sets.
         theta: With stored sets, their parameters, shape (B, p).
         options: How to fit.
@@ -114,6 +122,7 @@ def fit(
             lower precision.
         prepare: Called with the source once, before the first fit begins.
         finish: Called with the history once the best weights are in place, however training ended.
+        noisy: Whether the losses want noise with their batches.
 
     Returns:
         What happened.
@@ -124,6 +133,8 @@ def fit(
     if batch_data is None:
         batch_data = max(3200, 32 * _largest(data, options.size))
     source = _source(model, data, theta, where, batch_data, options)
+    if noisy:
+        source = NoisySource.make(source, next_seed(model))
     exact, fast = losses(source)
     settings = _settings(options, source, batch_data, fast is not None, next_seed(model) + 1)
     fitted_before = model.fitted
@@ -132,7 +143,7 @@ def fit(
     model.fitted = True  # also when interrupted: the best weights so far stay, and are not to be rescaled
     try:
         history = train(
-            model.networks,
+            networks,
             exact,
             exact if fast is None else fast,
             source,

@@ -24,6 +24,7 @@ class Recipe:
     factor: str
     fiducial: tuple[float, ...]
     standardise: bool
+    refine: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

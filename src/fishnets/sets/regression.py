@@ -207,7 +207,7 @@ class Regressor(nn.Module):
             device=device,
             progress=progress,
         )
-        return fit(self, data, theta, options, self._losses, partial(measure_features, self), lambda history: None)
+        return fit(self, self.networks, data, theta, options, self._losses, partial(measure_features, self), lambda history: None)
 
     def standardised(self, sets: Sets) -> Sets:
         """The sets as the network sees them, in the dtype and on the device of the input."""

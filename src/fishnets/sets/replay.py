@@ -50,12 +50,14 @@ class Replayed:
         still, graph = self.graphs[key]
         still.sets.values.copy_(batch.sets.values)
         still.theta.copy_(batch.theta)
+        if still.noise is not None and batch.noise is not None:
+            still.noise.copy_(batch.noise)
         return graph.replay()
 
     def _capture(self, batch: Batch) -> tuple[Batch, torch.cuda.CUDAGraph]:
         sets = Sets(batch.sets.values.clone(), batch.sets.offsets.clone())
         _ = sets.common_size  # looked up now: a capture cannot wait for the device
-        still = Batch(sets, batch.theta.clone())
+        still = Batch(sets, batch.theta.clone(), None if batch.noise is None else batch.noise.clone())
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool, stream=torch.cuda.current_stream()):
             self.update(still)
@@ -122,8 +124,9 @@ class DrawnAhead:
         assert self.waiting is not None
         batch = self.waiting[1]
         torch.cuda.current_stream().wait_stream(self.stream)
-        for tensor in (batch.sets.values, batch.sets.offsets, batch.theta):
-            tensor.record_stream(torch.cuda.current_stream())
+        for tensor in (batch.sets.values, batch.sets.offsets, batch.theta, batch.noise):
+            if tensor is not None:
+                tensor.record_stream(torch.cuda.current_stream())
         self.waiting = None
         return batch
 

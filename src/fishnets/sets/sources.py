@@ -15,14 +15,25 @@ from fishnets.errors import ConfigError, DataError, ShapeError, SupportError, de
 from fishnets.priors import Prior
 from fishnets.ragged import Sets
 
-__all__ = ["Batch", "Simulator", "SimulatorSource", "Source", "StoredSource", "mixed_seed", "size_range"]
+__all__ = [
+    "Batch",
+    "NoisySource",
+    "Simulator",
+    "SimulatorSource",
+    "Source",
+    "StoredSource",
+    "mixed_seed",
+    "simulate",
+    "size_range",
+]
 
 
 class Batch(NamedTuple):
-    """Sets and the parameters (B, p) they were made with."""
+    """Sets, the parameters (B, p) they were made with and, where the loss wants it, standard normal noise (B, p)."""
 
     sets: Sets
     theta: Tensor
+    noise: Tensor | None = None
 
 
 class Simulator(Protocol):
@@ -81,7 +92,7 @@ class SimulatorSource:
         _expect_positive(batch_data=batch_data, num_validation=num_validation)
         theta = prior.sample(num_validation, generator).to(torch.float32)
         spread = torch.linspace(math.log(low), math.log(high), num_validation).exp().round().long()
-        sets = _simulate(simulator, theta, spread.to(theta.device), generator, num_features)
+        sets = simulate(simulator, theta, spread.to(theta.device), generator, num_features)
         digest = f"simulator size={low}-{high} batch_data={batch_data} validation={_data_digest(sets, theta)}"
         validation = Batch(sets.check_finite(), theta)
         return SimulatorSource(simulator, prior, (low, high), batch_data, validation, seed, digest)
@@ -104,7 +115,7 @@ class SimulatorSource:
         theta = self.prior.sample(num_sets, generator).to(torch.float32)
         sizes = torch.full((num_sets,), size, dtype=torch.int64, device=theta.device)
         num_features = self.validation.sets.num_features
-        return Batch(_simulate(self.simulator, theta, sizes, generator, num_features), theta)
+        return Batch(simulate(self.simulator, theta, sizes, generator, num_features), theta)
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,6 +179,41 @@ class StoredSource:
         return Batch(self.train.sets[chosen], self.train.theta[chosen])
 
 
+@dataclass(frozen=True, eq=False)
+class NoisySource:
+    """Another source's batches with noise; that of the validation sets stays the same."""
+
+    source: Source
+    validation: Batch
+
+    @staticmethod
+    def make(source: Source, seed: int) -> NoisySource:
+        """Draws the noise of the validation sets."""
+        theta = source.validation.theta
+        generator = torch.Generator(theta.device).manual_seed(mixed_seed(seed, -1))
+        return NoisySource(source, source.validation._replace(noise=_noise_like(theta, generator)))
+
+    @property
+    def typical(self) -> Sets:
+        """Sets to measure features on."""
+        return self.source.typical
+
+    @property
+    def largest_set(self) -> int:
+        """Size of the largest set."""
+        return self.source.largest_set
+
+    @property
+    def digest(self) -> str:
+        """What identifies the data."""
+        return f"{self.source.digest} noise"
+
+    def batch(self, step: int, generator: torch.Generator) -> Batch:
+        """The batch of one step."""
+        batch = self.source.batch(step, generator)
+        return batch._replace(noise=_noise_like(batch.theta, generator))
+
+
 def size_range(size: int | Sequence[int]) -> tuple[int, int]:
     """Smallest and largest set size, from a size or a range.
 
@@ -189,9 +235,12 @@ def _expect_positive(**numbers: int) -> None:
             raise ConfigError(f"`{name}` is {number} but at least 1 was expected.")
 
 
-def _simulate(
-    simulator: Simulator, theta: Tensor, size: Tensor, generator: torch.Generator, num_features: int
-) -> Sets:
+def _noise_like(theta: Tensor, generator: torch.Generator) -> Tensor:
+    noise = torch.randn(theta.shape, generator=generator, device=generator.device)
+    return noise.to(theta.device)
+
+
+def simulate(simulator: Simulator, theta: Tensor, size: Tensor, generator: torch.Generator, num_features: int) -> Sets:
     """Calls the simulator and checks what it returns."""
     sets = simulator(theta, size, generator)
     if not isinstance(sets, Sets):

@@ -365,5 +365,6 @@ def _pieces(batch: Batch, max_data: int = 2**20) -> Iterator[Batch]:
     start = 0
     for i in range(1, len(bounds)):
         if i == len(bounds) - 1 or bounds[i + 1] - bounds[start] > max_data:
-            yield Batch(batch.sets[start:i], batch.theta[start:i])
+            noise = None if batch.noise is None else batch.noise[start:i]
+            yield Batch(batch.sets[start:i], batch.theta[start:i], noise)
             start = i

@@ -7,11 +7,12 @@ data of unequal quality as they deserve.
 from fishnets import algebra, errors, inference, networks, priors, simulators
 from fishnets.algebra import Gaussian, Information
 from fishnets.ragged import Sets
-from fishnets.sets import Fishnet, History, PairsHistory, Regressor, fit_pairs, load
+from fishnets.sets import Estimate, Fishnet, History, PairsHistory, Regressor, fit_pairs, load
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Estimate",
     "Fishnet",
     "Gaussian",
     "History",

@@ -338,6 +338,22 @@ class Sets:
             bounds = self.offsets[first : last + 1].clamp(low, high) - low
             yield first, Sets(self.values[low:high], bounds)
 
+    def thinned(self, max_size: int) -> Sets:
+        """At most ``max_size`` rows of each set, evenly spaced through it.
+
+        Example:
+            >>> Sets.from_offsets(torch.arange(6.0).unsqueeze(1), [0, 4, 6]).thinned(2).values.flatten()
+            tensor([1., 3., 4., 5.])
+        """
+        if max_size < 1:
+            raise ConfigError(f"`max_size` is {max_size} but at least 1 was expected.")
+        kept = self.sizes.clamp(max=max_size)
+        offsets = _offsets_from_sizes(kept)
+        index = torch.repeat_interleave(torch.arange(len(self), device=self.device), kept)
+        place = torch.arange(len(index), device=self.device) - offsets[index]
+        row = self.offsets[index] + (2 * place + 1) * self.sizes[index] // (2 * kept[index])
+        return Sets(self.values[row], offsets)
+
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Sets:
         """Copies to a device or dtype."""
         dropped = None if self.dropped is None else self.dropped.to(device=device)

@@ -95,6 +95,7 @@ def test_header_is_json_and_holds_the_recipe(path: Path) -> None:
         "factor": "rank-1",
         "fiducial": [0.0, 2.5],
         "standardise": True,
+        "refine": False,
     }
 
 

@@ -2,16 +2,17 @@ r"""Centring: what simulations say of a learned score, and the information that 
 
 A true score has mean zero at its own parameter. A learned one, :math:`t(d; \theta_*)`, is off by a little, which is
 harmless in small sets and fatal in large ones, where :math:`n` times the little outgrows the noise :math:`\sqrt n`. A
-simulator can measure it. Per datum, at the expansion point,
+simulator can measure it. Per datum,
 
 .. math::
-    b = \mathrm E_{\theta_*}[t], \qquad
-    A = \partial_\theta\, \mathrm E_\theta[t] \,\big|_{\theta_*}, \qquad
-    V = \mathrm{Cov}_{\theta_*}[t],
+    b = \mathrm E_{\theta'}[t], \qquad
+    A = \partial_\theta\, \mathrm E_\theta[t] \,\big|_{\theta'}, \qquad
+    V = \mathrm{Cov}_{\theta'}[t],
 
-and whatever the network is, a set's summed score :math:`T` near :math:`\theta_*` has mean :math:`n(b + A(\theta -
-\theta_*))` and covariance :math:`nV`; with :math:`b` known from :math:`M` simulated data only, :math:`S = nV + n^2 V_b/M`.
-The information in such a summary (the paper's eq. 1) is
+where the data are drawn at :math:`\theta'`, the expansion point itself or one near it. Whatever the network is, a set's
+summed score :math:`T` has, for parameters near :math:`\theta'`, mean :math:`n(b + A(\theta - \theta'))` and covariance
+:math:`nV`; with :math:`b` known from :math:`M` simulated data only, :math:`S = nV + n^2 V_b/M`. The information in such
+a summary (the paper's eq. 1), with :math:`\theta'` its fiducial, is
 
 .. math:: t_c = n A^\top S^{-1} (T - n b), \qquad F_c = n^2 A^\top S^{-1} A,
 
@@ -35,33 +36,34 @@ FLATTEST = 1e-6  # smallest share of the largest information that a direction ma
 
 @dataclass(frozen=True, eq=False)
 class Centring:
-    """Mean, slope and covariance of the local score of one datum, for each of B sets at its own point.
+    """Mean, slope and covariance of the local score of one datum, for each of B sets.
 
     Args:
-        fiducial: Expansion points, shape (B, p).
-        intercept: Mean score b at the points, shape (B, p).
+        around: Parameters of the simulated data, shape (B, p).
+        intercept: Mean score b, shape (B, p).
         slope: Derivative A of the mean score with respect to the parameters of the data, shape (B, p, p).
         spread: Covariance V of the score, shape (B, p, p).
-        num_simulated: Data behind the intercepts, M, shape (B,); infinite where they are exact.
-        total_simulated: Data simulated for everything, slopes included, shape (B,).
-        noise: Covariance behind the intercepts' own noise, shape (B, p, p), where it is not the spread.
+        noise: Covariance V_b behind the intercept's own noise, shape (B, p, p); the spread, unless that was taken from
+            observed data.
+        num_simulated: Data behind the intercept, M, shape (B,).
+        total_simulated: Data simulated for everything, the slope included, int64, shape (B,).
 
     Example:
-        >>> point = torch.zeros(1, 1)
-        >>> centring = Centring(point, torch.tensor([[0.5]]), torch.ones(1, 1, 1), torch.ones(1, 1, 1), torch.tensor([400.0]))
-        >>> raw = Information(torch.tensor([[60.0]]), torch.tensor([[[90.0]]]), point, torch.tensor([100]))
-        >>> centred = centring.apply(raw)
-        >>> centred.estimate(), centring.added_noise(raw.count)
+        >>> one, point = torch.ones(1, 1, 1), torch.zeros(1, 1)
+        >>> number = torch.tensor([400])
+        >>> centring = Centring(point, torch.tensor([[0.5]]), one, one, one, number, number)
+        >>> raw = Information(torch.tensor([[60.0]]), 90 * one, point, torch.tensor([100]))
+        >>> centring.apply(raw).estimate(), centring.added_noise(raw.count)
         (tensor([[0.1000]]), tensor([0.2500]))
     """
 
-    fiducial: Tensor
+    around: Tensor
     intercept: Tensor
     slope: Tensor
     spread: Tensor
+    noise: Tensor
     num_simulated: Tensor
-    total_simulated: Tensor | int = 0
-    noise: Tensor | None = None
+    total_simulated: Tensor
 
     def added_noise(self, count: Tensor) -> Tensor:
         """Share by which the noise of the intercept adds to the variance of sets of these sizes, shape (B,)."""
@@ -71,28 +73,27 @@ class Centring:
         """The information of the summed scores as simulations say, in place of what the networks say of themselves.
 
         Args:
-            information: Local information at the same points, shape (B,).
+            information: Local information of B sets.
 
         Returns:
-            Centred information at the same points.
+            Centred information, at the points the simulated data were drawn around.
         """
         n = information.count.to(self.slope).unsqueeze(-1)  # (B, 1)
-        noise = self.spread if self.noise is None else self.noise
-        rate = (n.squeeze(-1) / self.num_simulated).view(-1, 1, 1)
-        covariance = self.spread + rate * noise  # S / n
+        covariance = self.spread + self.added_noise(n.squeeze(-1)).view(-1, 1, 1) * self.noise  # S / n
         weights = torch.linalg.solve(covariance, self.slope).mT  # Aᵀ (S/n)⁻¹
-        fisher = n.unsqueeze(-1) * (weights @ self.slope)
-        self._refuse_singular(weights @ self.slope)
+        per_datum = weights @ self.slope
+        self._refuse_singular(per_datum)
+        fisher = n.unsqueeze(-1) * 0.5 * (per_datum + per_datum.mT)
         score = (weights @ (information.score - n * self.intercept).unsqueeze(-1)).squeeze(-1)
-        return Information(score, 0.5 * (fisher + fisher.mT), information.fiducial, information.count)
+        return Information(score, fisher, self.around, information.count)
 
     def _refuse_singular(self, fisher: Tensor) -> None:
         """Raises unless the slope tells every direction of the parameters, in units in which the diagonal is one."""
         scale = fisher.diagonal(dim1=-2, dim2=-1).clamp(min=1e-300).rsqrt()
         scaled = fisher * scale.unsqueeze(-1) * scale.unsqueeze(-2)
         finite = torch.isfinite(scaled).all(-1).all(-1)
-        lowest = torch.linalg.eigvalsh(torch.where(finite.view(-1, 1, 1), scaled, torch.eye(scaled.shape[-1]).to(scaled)))
-        bad = ~finite | (lowest[:, 0] < FLATTEST)
+        lowest = torch.linalg.eigvalsh(torch.where(finite.view(-1, 1, 1), scaled, torch.zeros_like(scaled)))
+        bad = lowest[:, 0] < FLATTEST
         if bool(bad.any()):
             rows = bad.nonzero().flatten().tolist()
             raise NotPositiveDefiniteError(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from fishnets.algebra.gaussian import Gaussian
 from fishnets.algebra.information import Information
-from fishnets.errors import describe_rows
+from fishnets.errors import ConvergenceWarning, describe_rows
+from fishnets.priors import Prior
+from fishnets.sets.support import moved_inside, supported
 
 __all__ = ["Estimate"]
 
@@ -77,17 +80,27 @@ class Estimate:
         if unsettled:
             first = unsettled[0]
             found.append(
-                f"The estimates of sets {describe_rows(unsettled)} have not settled after {self.num_passes} passes: those "
-                f"of set {first} were {self.previous[first].tolist()} and then {self.mean[first].tolist()}. Train "
-                "longer, or allow more `passes`."
+                f"The estimates of sets {describe_rows(unsettled)} have not settled after {self.num_passes} passes: "
+                f"those of set {first} were {self.previous[first].tolist()} and then {self.mean[first].tolist()}. "
+                "Train longer, or allow more `passes`."
             )
         if outside:
             first = outside[0]
             found.append(
-                f"The estimates of sets {describe_rows(outside)} lie outside the prior's support; that of set {first} is "
-                f"{self.mean[first].tolist()}. They are left there; `clamp=True` brings them in."
+                f"The estimates of sets {describe_rows(outside)} lie outside the prior's support; that of set {first} "
+                f"is {self.mean[first].tolist()}. They are left there; `clamp=True` brings them in."
             )
         return tuple(found)
+
+    def reported(self, prior: Prior, clamp: bool) -> Estimate:
+        """Warns of what is wrong, after bringing estimates into the prior's support if asked to."""
+        found = self
+        if clamp:
+            mean = moved_inside(prior, self.mean, prior.mean.to(self.mean))
+            found = replace(self, posterior=Gaussian(mean, self.precision), inside=supported(prior, mean))
+        for warning in found.warnings:
+            warnings.warn(warning, ConvergenceWarning, stacklevel=3)
+        return found
 
     def __repr__(self) -> str:
         settled, inside = int(self.settled.sum()), int(self.inside.sum())

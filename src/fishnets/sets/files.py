@@ -13,6 +13,7 @@ from fishnets.priors import Prior, prior_from_dict
 from fishnets.sets.container import read_container, write_container
 from fishnets.sets.fishnet import Fishnet
 from fishnets.sets.recipe import Recipe
+from fishnets.sets.stored_centring import StoredCentring
 
 __all__ = ["describe", "load", "save"]
 
@@ -26,7 +27,10 @@ def save(model: Fishnet, path: str | Path) -> None:
     """
     progress = {"fitted": model.fitted, "num_fits": model.num_fits, "set_size": model.networks.set_size}
     header = {"recipe": model.recipe.to_dict(), **progress}
-    write_container(path, "model", header, dict(model.state_dict()))
+    tensors = dict(model.state_dict())
+    if model.centring is not None:
+        tensors |= {f"centring.{name}": tensor for name, tensor in model.centring.tensors().items()}
+    write_container(path, "model", header, tensors)
 
 
 def load(path: str | Path, prior: Prior | None = None, device: torch.device | str = "cpu") -> Fishnet:
@@ -51,13 +55,20 @@ def load(path: str | Path, prior: Prior | None = None, device: torch.device | st
         recipe = Recipe.from_dict(header["recipe"], prior)
         fields = {name: getattr(recipe, name) for name in recipe.__dataclass_fields__}
         model = Fishnet(**fields)
+        stored_centring = {name: tensors.pop(name) for name in list(tensors) if name.startswith("centring.")}
         model.load_state_dict(tensors)
+        if stored_centring:
+            fields = {name.removeprefix("centring."): tensor for name, tensor in stored_centring.items()}
+            model.centring = StoredCentring(**fields)
         model.fitted, model.num_fits = bool(header["fitted"]), int(header["num_fits"])
         for networks in model._trained():
             networks.set_size = float(header["set_size"])
     except (KeyError, TypeError, RuntimeError, FishnetsError) as error:
         raise FileFormatError(f"{path} does not describe a model this release can build: {error}") from error
-    return model.to(available_device(device))
+    where = available_device(device)
+    if model.centring is not None:
+        model.centring = model.centring.to(where)
+    return model.to(where)
 
 
 def _expect_moments(given: Prior, stored: Prior) -> None:

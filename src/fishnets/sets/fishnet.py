@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal, overload
@@ -20,7 +21,6 @@ from typing import Literal, overload
 import torch
 from torch import Tensor, nn
 
-from fishnets.algebra.gaussian import Gaussian
 from fishnets.algebra.information import Information
 from fishnets.algebra.packing import packed_size, unpack_symmetric
 from fishnets.errors import ConfigError, DataError, ShapeError
@@ -28,7 +28,6 @@ from fishnets.networks import Gated, NetworkRecipe, TwinNetwork, member_weights
 from fishnets.ops.segment_information import segment_information
 from fishnets.priors import Normal, Prior
 from fishnets.ragged import Sets
-from fishnets.sets.centring import Centring
 from fishnets.sets.estimate import Estimate
 from fishnets.sets.fitting import (
     Options,
@@ -41,15 +40,17 @@ from fishnets.sets.fitting import (
 )
 from fishnets.sets.history import History
 from fishnets.sets.objective import LocalObjective, Objective, Standards, local_rows
-from fishnets.sets.pools import measure_centring
+from fishnets.sets.pools import Pools
 from fishnets.sets.recipe import Recipe
 from fishnets.sets.scoring import plain_estimate, refined_estimate
 from fishnets.sets.sources import Simulator, Source
+from fishnets.sets.stored_centring import StoredCentring, fit_centring
 from fishnets.sets.training import Losses, Schedule
 
 __all__ = ["Fishnet"]
 
 CHUNK = 2**18
+Precision = Literal["input", "bfloat16"]
 
 
 class Fishnet(nn.Module):
@@ -118,6 +119,7 @@ class Fishnet(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         self.networks = TwinNetwork(body, num_features, len(point), factor, shared, members, generator)
         self.local: TwinNetwork | None = None
+        self.centring: StoredCentring | None = None
         if refine:
             width = num_features + len(point)
             self.local = TwinNetwork(body, width, len(point), factor, shared, members, generator)
@@ -156,12 +158,24 @@ class Fishnet(nn.Module):
 
     @overload
     def compress(
-        self, sets: Sets, *, at: Tensor | None = ..., chunk: int = ..., members: Literal["pooled"] = ...
+        self,
+        sets: Sets,
+        *,
+        at: Tensor | None = ...,
+        chunk: int = ...,
+        precision: Precision = ...,
+        members: Literal["pooled"] = ...,
     ) -> Information: ...
 
     @overload
     def compress(
-        self, sets: Sets, *, at: Tensor | None = ..., chunk: int = ..., members: Literal["separate"]
+        self,
+        sets: Sets,
+        *,
+        at: Tensor | None = ...,
+        chunk: int = ...,
+        precision: Precision = ...,
+        members: Literal["separate"],
     ) -> tuple[Information, ...]: ...
 
     @torch.no_grad()
@@ -171,6 +185,7 @@ class Fishnet(nn.Module):
         *,
         at: Tensor | None = None,
         chunk: int = CHUNK,
+        precision: Precision = "input",
         members: Literal["pooled", "separate"] = "pooled",
     ) -> Information | tuple[Information, ...]:
         """Turns each set into its information.
@@ -180,9 +195,10 @@ class Fishnet(nn.Module):
 
         Args:
             sets: The sets.
-            at: Expansion point of all sets, shape (p,), or of each, shape (B, p), for the local networks of a model with
-                ``refine=True``; by default the first networks speak, at the model's fiducial.
+            at: Expansion point of all sets, shape (p,), or of each, shape (B, p), for the local networks of a model
+                with ``refine=True``; by default the first networks speak, at the model's fiducial.
             chunk: Rows evaluated at once.
+            precision: ``"input"``, or ``"bfloat16"`` for the networks' products, which is faster on a GPU.
             members: ``"pooled"`` sums the members' information with their weights, which keeps it additive;
                 ``"separate"`` gives one state per member.
 
@@ -191,6 +207,7 @@ class Fishnet(nn.Module):
         """
         if members not in ("pooled", "separate"):
             raise ConfigError(f'`members` is "{members}" but "pooled" or "separate" was expected.')
+        expect_choice("precision", precision, ("input", "bfloat16"))
         expect_sets(sets, self.recipe.num_features).check_finite()
         points = None if at is None else self._points(at, sets)
         width = self.num_params + packed_size(self.num_params)
@@ -198,7 +215,7 @@ class Fishnet(nn.Module):
         total = torch.zeros(shape, dtype=torch.float64, device=sets.device)
         for first, piece in sets.chunks(chunk):
             here = None if points is None else points[first : first + len(piece)]
-            score, raw_factor = self._evaluate(piece, here)
+            score, raw_factor = self._evaluate(piece, here, precision == "bfloat16")
             sums = segment_information(score, raw_factor, piece.offsets, self.recipe.factor, torch.float64)
             total[:, first : first + len(piece)] += torch.cat(sums, dim=-1)
         if members == "separate":
@@ -211,44 +228,88 @@ class Fishnet(nn.Module):
         sets: Sets,
         *,
         simulator: Simulator | None = None,
+        centre: bool | None = None,
         loss: float = 0.02,
+        spread: Literal["simulated", "observed"] = "simulated",
+        pilot: int | None = None,
         passes: int = 20,
         clamp: bool = False,
         generator: torch.Generator | None = None,
         chunk: int = CHUNK,
+        precision: Precision = "input",
     ) -> Estimate:
         """The Gaussian posterior of each set under the model's prior.
 
+        With ``refine=False`` this is one pass of the paper's method. With ``refine=True`` local steps follow until they
+        settle, and with a simulator, or a centring stored by :meth:`fit_centring`, the score is centred, which makes
+        the estimate consistent and its covariance honest at any size of set.
+
         Args:
             sets: The sets.
-            simulator: With it, and a model with ``refine=True``, the local score is centred by simulations around the
-                estimate, which makes it consistent and its covariance honest at any size of set.
+            simulator: Draws data around the estimate, at the observed covariates if it has ``like``.
+            centre: Whether to centre; by default where there is a simulator or a stored centring.
             loss: Share of the information that the simulations' noise may cost; n / ``loss`` data are simulated.
-            passes: Most local passes, and most centred ones, over the data.
+            spread: Covariance of the score from ``"simulated"`` data, or from the ``"observed"`` rows, which holds for
+                data that the simulator describes badly.
+            pilot: Rows of each set from which the expansion point is found, evenly spaced through the set; the whole
+                is then passed over once. By default all.
+            passes: Most local passes over the data, and most centred steps.
             clamp: Whether to bring estimates outside the prior's support back into it.
             generator: Source of the simulations' randomness, on the sets' device; seeded with 0 by default.
             chunk: Rows evaluated at once.
+            precision: ``"input"``, or ``"bfloat16"`` for the networks' products: faster on a GPU, and rounding is
+                centred like any other error of the score.
 
         Returns:
             The estimates, their covariances, and whether they settled.
         """
+        expect_sets(sets, self.recipe.num_features)
+        bound = _Bound(self, chunk, precision)
         if self.local is None:
-            return plain_estimate(self, sets, chunk)
-        centring_at = None
-        if simulator is not None:
-            chance = torch.Generator(sets.device).manual_seed(0) if generator is None else generator
+            if simulator is not None or centre or pilot is not None:
+                raise ConfigError(
+                    "`simulator`, `centre` and `pilot` refine an estimate, which takes local networks; make the model "
+                    "with `fishnets.Fishnet(..., refine=True)`."
+                )
+            return plain_estimate(bound, sets).reported(self.prior, clamp)
+        chance = torch.Generator(sets.device).manual_seed(0) if generator is None else generator
+        pools = None if simulator is None else Pools(bound, simulator, loss, spread, chance, chunk)
+        if centre and pools is None and self.centring is None:
+            raise ConfigError(
+                "`centre=True` needs simulations: give `simulator=...`, or store a centring with the model first, "
+                "`model.fit_centring(simulator)`."
+            )
+        centrer = None if centre is False else (self.centring if pools is None else pools)
+        return refined_estimate(bound, sets, centrer, pilot, passes).reported(self.prior, clamp)
 
-            def centring_at(sets: Sets, at: Tensor, loss: float) -> Centring:
-                return measure_centring(self, simulator, sets, at, loss, chance, chunk)
+    def fit_centring(
+        self,
+        simulator: Simulator,
+        *,
+        num_data: int = 20_000_000,
+        num_points: int = 256,
+        generator: torch.Generator | None = None,
+    ) -> StoredCentring:
+        """Measures the local score over the whole prior and stores its mean, slope and covariance with the model.
 
-        return refined_estimate(self, sets, centring_at, loss, passes, clamp, chunk)
+        Estimates are then centred without a simulator, for sets whose covariates follow the simulator's own law; sets
+        with other covariates are refused.
 
-    @torch.no_grad()
-    def row_scores(self, sets: Sets, at: Tensor) -> Tensor:
-        """Scores of the single rows at an expansion point (p,), members pooled, shape (n, p), float64."""
-        score, _ = self._evaluate(sets, self._points(at, sets))
-        pooled = torch.tensordot(self.weights.to(score), score, dims=1)
-        return pooled.to(torch.float64) / self.theta_scale.to(sets.device)
+        Args:
+            simulator: The simulator.
+            num_data: Data simulated, over all points.
+            num_points: Parameters drawn from the prior, at which the score is measured.
+            generator: Source of randomness, on the model's device; seeded with 0 by default.
+
+        Returns:
+            The stored centring; its ``num_simulated`` says how many data at a single point it is worth.
+        """
+        if self.local is None:
+            raise ConfigError("Centring takes local networks; make the model with `Fishnet(..., refine=True)`.")
+        chance = torch.Generator(self.fiducial.device).manual_seed(0) if generator is None else generator
+        bound = _Bound(self, CHUNK, "input")
+        self.centring = fit_centring(bound, self.recipe.num_features, simulator, num_data, num_points, chance, CHUNK)
+        return self.centring
 
     def fit(
         self,
@@ -263,7 +324,7 @@ class Fishnet(nn.Module):
         validation_fraction: float = 0.1,
         validate_every: int | None = None,
         patience: int | None = None,
-        clip: float = 1.0,
+        clip: float | None = None,
         keep_best: bool = True,
         precision: Literal["auto", "float32", "bfloat16"] = "auto",
         compile: Literal["auto", "on", "off"] = "auto",  # noqa: A002 the name torch uses
@@ -287,7 +348,8 @@ class Fishnet(nn.Module):
                 where looking would take over a tenth of the time.
             patience: Stop after this many looks without improvement of any member. By default never: the best weights
                 are kept anyway, and the loss may wander for long before the learning rate falls.
-            clip: Largest gradient norm of a member; how often it acted is in the history.
+            clip: Largest gradient norm of a member; how often it acted is in the history. By default 1, and 100 with
+                ``refine``: the loss of local networks is steeper, by the inverse of their points' distance.
             keep_best: End with each member's best weights on validation data: the newest that are within one standard
                 error of the lowest loss. Otherwise with the last.
             precision: ``"bfloat16"`` runs the networks' products in bf16 and everything after them in float32; the last
@@ -313,7 +375,7 @@ class Fishnet(nn.Module):
             validation_fraction=validation_fraction,
             validate_every=validate_every,
             patience=patience,
-            clip=clip,
+            clip=(1.0 if self.local is None else 100.0) if clip is None else clip,
             keep_best=keep_best,
             checkpoint=checkpoint,
             device=device,
@@ -367,7 +429,7 @@ class Fishnet(nn.Module):
             self.prior_pull,
         )
 
-    def _evaluate(self, sets: Sets, points: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def _evaluate(self, sets: Sets, points: Tensor | None = None, half: bool = False) -> tuple[Tensor, Tensor]:
         """Scores (K, n, p) and raw factors (K, n, w) in the dtype and on the device of the rows.
 
         They are those of the first networks, or of the local ones at the sets' points (B, p).
@@ -378,7 +440,7 @@ class Fishnet(nn.Module):
             shift, scale = self.fiducial.to(points), self.theta_scale.to(points)
             networks, rows = self.local, local_rows(rows, (points - shift) / scale, sets)
         state = {name: p.to(rows) for name, p in networks.named_parameters()}
-        outputs: tuple[Tensor, Tensor] = torch.func.functional_call(networks, state, (rows,))
+        outputs: tuple[Tensor, Tensor] = torch.func.functional_call(networks, state, (rows, half))
         return outputs
 
     def _points(self, at: Tensor, sets: Sets) -> Tensor:
@@ -391,7 +453,7 @@ class Fishnet(nn.Module):
         points = torch.as_tensor(at).to(device=sets.device, dtype=torch.float64)
         expected = (len(sets), self.num_params)
         if points.shape not in ((self.num_params,), expected):
-            raise ShapeError(f"`at` has shape {tuple(points.shape)} but ({self.num_params},) or {expected} was expected.")
+            raise ShapeError(f"`at` has shape {tuple(points.shape)} but ({expected[1]},) or {expected} was expected.")
         if not bool(torch.isfinite(points).all()):
             raise DataError("`at` holds NaN or infinite values.")
         return points.expand(expected)
@@ -410,3 +472,32 @@ class Fishnet(nn.Module):
         measure_features(self, source)
         for networks in self._trained():
             networks.scale_to(float(source.largest_set))
+
+
+@dataclass(frozen=True, eq=False)
+class _Bound:
+    """A model and how to evaluate it, as scoring asks."""
+
+    model: Fishnet
+    chunk: int
+    precision: Precision
+
+    @property
+    def prior(self) -> Prior:
+        return self.model.prior
+
+    @property
+    def theta_scale(self) -> Tensor:
+        return self.model.theta_scale
+
+    def compress(self, sets: Sets, at: Tensor | None = None) -> Information:
+        """Information of sets, at points (B, p) or the model's fiducial."""
+        return self.model.compress(sets, at=at, chunk=self.chunk, precision=self.precision)
+
+    @torch.no_grad()
+    def row_scores(self, sets: Sets, at: Tensor) -> Tensor:
+        """Scores of the single rows at a point (p,), members pooled, shape (n, p), float64."""
+        model = self.model
+        score, _ = model._evaluate(sets, model._points(at, sets), self.precision == "bfloat16")
+        pooled: Tensor = torch.tensordot(model.weights.to(score), score, dims=1)
+        return pooled.to(torch.float64) / model.theta_scale.to(sets.device)

@@ -1,15 +1,15 @@
 r"""The training losses of stacked networks on a batch of sets, in standardised data and parameters.
 
 The first networks are trained on the Gaussian loss under the model's prior. Local networks :math:`t(d; \theta_*)`,
-:math:`F(d; \theta_*)` take the expansion point as an extra input. They are trained on the same sets and the same loss at
-points scattered around the truth,
+:math:`F(d; \theta_*)` take the expansion point as an extra input. They are trained on the same sets and the same loss
+at points scattered around the truth,
 
 .. math:: \theta_* = \theta + w\,\epsilon, \qquad \epsilon \sim \mathcal N(0, 1),
 
-whence, before the data are seen, the truth is known to lie at :math:`\mathcal N(\theta_*, w^2)`: exactly the Gaussian prior
-that the loss wants, whatever the prior of the parameters is (a Normal one multiplies it; any other is flat over a width).
-The width :math:`w` is what the first networks leave uncertain of the set at hand, at most ``WIDEST`` prior standard
-deviations: narrow enough for a quadratic, wide enough for each set to tell something.
+so that, before the data are seen, the truth has the law :math:`\mathcal N(\theta_*, w^2)`: exactly the Gaussian prior
+that the loss wants, whatever the prior of the parameters is (a Normal one multiplies it, any other is taken as flat
+over a width). The width :math:`w` is what the first networks leave uncertain of the set at hand, at most ``WIDEST``
+prior standard deviations: narrow enough for a quadratic, wide enough for each set to tell something.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fishnets.sets.sources import Batch
 __all__ = ["LocalObjective", "Objective", "Standards", "evaluator", "local_rows"]
 
 UNROLLED = 6  # up to this many parameters the loss is written out entry by entry
-WIDEST = 0.3  # of the prior's standard deviation
+WIDEST = 0.2  # of the prior's standard deviation
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +123,7 @@ class LocalObjective:
         score, fisher_packed = _summed(self.evaluate(rows, self.first.half), batch.sets, self.factor)
         around = self.prior_packed.repeat(len(width), 1)
         around[:, self.diagonal] += width.square().reciprocal()
-        if self.is_normal:  # its mean is prior_precision⁻¹ prior_pull from the fiducial, where the point is measured from
+        if self.is_normal:
             score = score + (self.first.prior_pull - point @ self.prior_precision)
         return loss + _loss(score, fisher_packed + around, -width * noise)
 

@@ -207,7 +207,8 @@ class Regressor(nn.Module):
             device=device,
             progress=progress,
         )
-        return fit(self, self.networks, data, theta, options, self._losses, partial(measure_features, self), lambda history: None)
+        prepare = partial(measure_features, self)
+        return fit(self, self.networks, data, theta, options, self._losses, prepare, lambda history: None)
 
     def standardised(self, sets: Sets) -> Sets:
         """The sets as the network sees them, in the dtype and on the device of the input."""

@@ -5,37 +5,43 @@ information of a set at any point :math:`\theta_*`, and Fisher scoring steps fro
 
 .. math:: \theta_* \leftarrow \theta_* + (F + C_p^{-1})^{-1}\,[t - C_p^{-1}(\theta_* - \mu_p)],
 
-each pass one more sum over the data, until a step is small beside the posterior's width. With a simulator the score is
-then centred (:mod:`fishnets.sets.centring`), first from a small pool, then from one large enough for the wanted loss of
-information, and stepped to the root of what simulations say. Points stay in the prior's support; estimates may not.
+each pass one more sum over the data, until a step is small beside the posterior's width. With centring
+(:mod:`fishnets.sets.centring`) the last expansion point is kept and the parameters are found at which simulated data
+have the observed mean score: steps that cost simulations but no further pass over the data, first with a small pool,
+then with one large enough for the wanted loss of information. Only where they lead far away is the score expanded anew.
+Points stay in the prior's support; estimates may not.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Protocol
+import math
+from dataclasses import fields, replace
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from fishnets.algebra.gaussian import Gaussian
 from fishnets.algebra.information import Information
-from fishnets.errors import ConvergenceWarning
+from fishnets.errors import ConfigError
 from fishnets.priors import Prior
 from fishnets.ragged import Sets
 from fishnets.sets.centring import Centring
 from fishnets.sets.estimate import Estimate
-from fishnets.sets.support import drawn_inside, supported
+from fishnets.sets.pools import Pools
+from fishnets.sets.stored_centring import StoredCentring
+from fishnets.sets.support import moved_inside, supported
 
-__all__ = ["CentringAt", "plain_estimate", "refined_estimate"]
+__all__ = ["plain_estimate", "refined_estimate"]
 
-SMALL_STEP = 0.01  # of the posterior's width: local steps have settled
-CENTRED_STEP = 0.5  # likewise centred ones, each of which is exact to a few hundredths of its length
-ROUGH = 10  # the pool of the first centred pass is this many times smaller
+SMALL_STEP = 0.01  # widths of the posterior: a local step that needs no other
+CENTRED_STEP = 1.0  # likewise a centred one, exact to a few hundredths of its length; three where the way is short
+NEAR = 0.05  # of the prior's standard deviation: so far from its point a local score is as good as at it
+ROUGH = 10.0  # the first pool is this many times smaller
+LOCAL_PASSES = 5  # before pools take over: they find the root however far it is
+MOST_EXPANSIONS = 4
 
-CentringAt = Callable[[Sets, Tensor, float], Centring]
+State = TypeVar("State", Information, Centring)
 
 
 class LocalModel(Protocol):
@@ -44,110 +50,135 @@ class LocalModel(Protocol):
     @property
     def prior(self) -> Prior: ...
 
-    def compress(self, sets: Sets, *, at: Tensor | None = None, chunk: int = ...) -> Information: ...
+    @property
+    def theta_scale(self) -> Tensor: ...
+
+    def compress(self, sets: Sets, at: Tensor | None = None) -> Information: ...
 
 
-@dataclass(frozen=True, eq=False)
-class _Pass:
-    """What a pass over some sets found."""
-
-    raw: Information
-    information: Information
-    posterior: Gaussian
-    centring: Centring | None
-
-
-def plain_estimate(model: LocalModel, sets: Sets, chunk: int) -> Estimate:
+def plain_estimate(model: LocalModel, sets: Sets) -> Estimate:
     """The posterior of the first networks, in one pass."""
-    information = model.compress(sets, chunk=chunk)
-    posterior = information.posterior(model.prior)
-    every = torch.ones(len(sets), dtype=torch.bool, device=sets.device)
-    none = torch.zeros(len(sets), dtype=torch.float64, device=sets.device)
-    inside = supported(model.prior, posterior.mean)
-    return Estimate(posterior, information, posterior.covariance, posterior.mean, every, inside, 1, none, none.long())
+    information = model.compress(sets)
+    mean = information.posterior(model.prior).mean
+    settled = torch.ones(len(sets), dtype=torch.bool, device=sets.device)
+    return _concluded(model, information, None, mean, settled, 1)
 
 
 def refined_estimate(
-    model: LocalModel, sets: Sets, centring_at: CentringAt | None, loss: float, passes: int, clamp: bool, chunk: int
-) -> Estimate:
-    """Local steps to the root, then, with centring, centred ones."""
-    first = plain_estimate(model, sets, chunk)
-    start = drawn_inside(model.prior, first.mean, model.prior.mean.to(first.mean))
-    found = _settle(model, sets, start, lambda number, sets, at: None, SMALL_STEP, passes, chunk)
-    found = replace(found, num_passes=found.num_passes + 1)
-    if centring_at is not None:
-        def centre(number: int, sets: Sets, at: Tensor) -> Centring:
-            return centring_at(sets, at, min(0.5, loss * ROUGH) if number == 0 else loss)
-
-        start = drawn_inside(model.prior, found.mean, found.information.fiducial)
-        local = found
-        found = _settle(model, sets, start, centre, CENTRED_STEP, passes, chunk, fewest=2)
-        found = replace(found, num_passes=found.num_passes + local.num_passes)
-    if clamp:
-        mean = drawn_inside(model.prior, found.mean, found.information.fiducial)
-        found = replace(found, posterior=Gaussian(mean, found.precision), inside=supported(model.prior, mean))
-    for warning in found.warnings:
-        warnings.warn(warning, ConvergenceWarning, stacklevel=4)
-    return found
-
-
-def _settle(
     model: LocalModel,
     sets: Sets,
-    points: Tensor,
-    centre: Callable[[int, Sets, Tensor], Centring | None],
-    small: float,
+    centrer: Pools | StoredCentring | None,
+    pilot: int | None,
     passes: int,
-    chunk: int,
-    fewest: int = 1,
 ) -> Estimate:
-    """Steps every set from its point (B, p) until its step is small, sets that have settled left alone."""
-    num_sets, device = len(sets), sets.device
-    previous, moving = points.clone(), torch.arange(num_sets, device=device)
-    settled = torch.zeros(num_sets, dtype=torch.bool, device=device)
-    added = torch.zeros(num_sets, dtype=torch.float64, device=device)
-    simulated = torch.zeros(num_sets, dtype=torch.int64, device=device)
-    fields: dict[str, Tensor] = {}
-    number = 0
-    while number < passes and len(moving):
-        part = sets if len(moving) == num_sets else sets[moving]
-        at = points[moving]
-        raw = model.compress(part, at=at, chunk=chunk)
-        centring = centre(number, part, at)
-        information = raw if centring is None else centring.apply(raw)
-        posterior = information.posterior(model.prior)
-        step = (posterior.mean - at).unsqueeze(-1)
-        new = drawn_inside(model.prior, posterior.mean, at)
-        moved = (new - at).unsqueeze(-1)
-        length = ((moved.mT @ posterior.precision @ moved).flatten() / step.shape[-2]).sqrt()
-        values = {
-            "score": information.score,
-            "fisher": information.fisher,
-            "fiducial": at,
-            "count": information.count,
-            "mean": posterior.mean,
-            "precision": posterior.precision,
-            "learned": raw.posterior(model.prior).covariance,
-        }
-        for name, value in values.items():
-            if name not in fields:
-                fields[name] = value.new_zeros((num_sets, *value.shape[1:]))
-            fields[name][moving] = value
-        if centring is not None:
-            added[moving] = centring.added_noise(information.count)
-            simulated[moving] += centring.total_simulated
-        number += 1
-        done = (length < small) & (number >= fewest)
-        settled[moving] = done
-        previous[moving] = at
-        points = points.clone()
-        points[moving[~done]] = new[~done]
-        moving = moving[~done]
-    if not fields:
-        raise AssertionError
-    information = Information(fields["score"], fields["fisher"], fields["fiducial"], fields["count"])
-    posterior = Gaussian(fields["mean"], fields["precision"])
+    """Local steps and centred ones; with a pilot, both on that many rows of each set, and then one pass over all."""
+    if passes < 1:
+        raise ConfigError(f"`passes` is {passes} but at least 1 was expected.")
+    if isinstance(centrer, StoredCentring):
+        centrer.expect_law(sets)
+    if pilot is not None:
+        first = refined_estimate(model, sets.thinned(pilot), centrer, None, passes)
+    else:
+        first = plain_estimate(model, sets)
+    number = 0 if pilot is not None else 1
+    start = moved_inside(model.prior, first.mean, model.prior.mean.to(first.mean))
+    if isinstance(centrer, Pools):
+        if pilot is None:
+            first = _local(model, sets, start, min(passes, LOCAL_PASSES), None)
+            start, number = moved_inside(model.prior, first.mean, first.information.fiducial), number + first.num_passes
+        found = _centred(model, sets, centrer, start, passes, pilot is not None)
+    else:
+        found = _local(model, sets, start, passes, centrer, pilot is not None)
+    return replace(found, num_passes=found.num_passes + number)
+
+
+def _local(
+    model: LocalModel,
+    sets: Sets,
+    start: Tensor,
+    passes: int,
+    stored: StoredCentring | None,
+    one_pass: bool = False,
+) -> Estimate:
+    """Local steps from points (B, p), centred by a stored fit if there is one, until all are small or too many."""
+    at, previous, number = start, start, 0
+    while True:
+        raw, number = model.compress(sets, at=at), number + 1
+        centring = None if stored is None else stored.at(at)
+        posterior = (raw if centring is None else centring.apply(raw)).posterior(model.prior)
+        following = moved_inside(model.prior, posterior.mean, at)
+        settled = _widths(following - at, posterior.precision) < SMALL_STEP
+        if one_pass:
+            settled = _trusted(model, posterior.mean - at, posterior, 3 * CENTRED_STEP)
+        if one_pass or number >= passes or bool(settled.all()):
+            return _concluded(model, raw, centring, previous, settled, number)
+        at, previous = following, posterior.mean
+
+
+def _centred(
+    model: LocalModel, sets: Sets, pools: Pools, start: Tensor, passes: int, one_pass: bool
+) -> Estimate:
+    """Steps centred by simulation from points (B, p), those of a pilot if the data may be passed over once only."""
+    at = pools.shared(start)
+    raw, centring, num_passes = model.compress(sets, at), pools.measure(sets, at, at, ROUGH), 1
+    simulated = centring.total_simulated
+    while True:
+        posterior = centring.apply(raw).posterior(model.prior)
+        around = moved_inside(model.prior, posterior.mean, at)
+        far = (~_trusted(model, around - at, posterior, math.inf)).nonzero().flatten()
+        if one_pass or num_passes == MOST_EXPANSIONS or not len(far):
+            break
+        points = pools.shared(around[far])
+        found, num_passes = pools.measure(sets[far], points, points, ROUGH), num_passes + 1
+        at, raw = at.index_copy(0, far, points), _updated(raw, far, model.compress(sets[far], points))
+        centring, simulated = _updated(centring, far, found), simulated.index_add(0, far, found.total_simulated)
+    settled, previous = torch.zeros(len(sets), dtype=torch.bool, device=sets.device), posterior.mean
+    for _ in range(passes):
+        left = (~settled).nonzero().flatten()
+        around = around.index_copy(0, left, pools.shared(around[left], posterior.precision[left], at[left]))
+        found = pools.measure(sets[left], at[left], around[left])
+        centring, simulated = _updated(centring, left, found), simulated.index_add(0, left, found.total_simulated)
+        posterior = centring.apply(raw).posterior(model.prior)
+        settled = _trusted(model, posterior.mean - around, posterior, 3 * CENTRED_STEP)
+        if bool(settled.all()):
+            break
+        around, previous = moved_inside(model.prior, posterior.mean, around), posterior.mean
+    return _concluded(model, raw, centring, previous, settled, num_passes, simulated)
+
+
+def _concluded(
+    model: LocalModel,
+    raw: Information,
+    centring: Centring | None,
+    previous: Tensor,
+    settled: Tensor,
+    num_passes: int,
+    simulated: Tensor | None = None,
+) -> Estimate:
+    """The estimate that information and, if any, its centring give."""
+    information = raw if centring is None else centring.apply(raw)
+    posterior = information.posterior(model.prior)
+    learned = raw.posterior(model.prior).covariance
     inside = supported(model.prior, posterior.mean)
-    return Estimate(
-        posterior, information, fields["learned"], previous, settled, inside, number, added, simulated
-    )
+    added = torch.zeros_like(raw.score[:, 0]) if centring is None else centring.added_noise(raw.count)
+    number = torch.zeros_like(raw.count) if simulated is None else simulated
+    return Estimate(posterior, information, learned, previous, settled, inside, num_passes, added, number)
+
+
+def _widths(step: Tensor, precision: Tensor) -> Tensor:
+    """Lengths (B,) of steps (B, p) in units of the posterior's width."""
+    column = step.unsqueeze(-1)
+    return ((column.mT @ precision @ column).flatten() / step.shape[-1]).sqrt()
+
+
+def _trusted(model: LocalModel, step: Tensor, posterior: Gaussian, most_widths: float) -> Tensor:
+    """Whether steps (B, p) are short: a width of the posterior, or some more where that is a short way, shape (B,)."""
+    widths = _widths(step, posterior.precision)
+    way = (step.abs() / model.theta_scale.to(step)).amax(-1)  # in units of the prior's standard deviations
+    return (widths <= CENTRED_STEP) | ((way <= NEAR) & (widths <= most_widths))
+
+
+def _updated(whole: State, rows: Tensor, part: State) -> State:
+    """A state of B sets with that of some rows replaced."""
+    pairs = ((getattr(whole, field.name), getattr(part, field.name)) for field in fields(whole))
+    return type(whole)(*(old.index_copy(0, rows, new) for old, new in pairs))

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fishnets.priors import Moments, Prior
 
-__all__ = ["drawn_inside", "supported"]
+__all__ = ["moved_inside", "supported"]
 
 
 def supported(prior: Prior, theta: Tensor) -> Tensor:
@@ -23,12 +23,12 @@ def supported(prior: Prior, theta: Tensor) -> Tensor:
     return ~torch.isneginf(prior.log_prob(theta)).to(theta.device)
 
 
-def drawn_inside(prior: Prior, theta: Tensor, anchor: Tensor) -> Tensor:
+def moved_inside(prior: Prior, theta: Tensor, anchor: Tensor) -> Tensor:
     """Parameters (B, p), those outside the support moved halfway towards an anchor inside until they are in it.
 
     Example:
         >>> from fishnets.priors import Box
-        >>> drawn_inside(Box([0.0], [1.0]), torch.tensor([[0.2], [2.0]]), torch.tensor([0.5]))
+        >>> moved_inside(Box([0.0], [1.0]), torch.tensor([[0.2], [2.0]]), torch.tensor([0.5]))
         tensor([[0.2000],
                 [0.8750]])
     """

@@ -3,5 +3,14 @@
 from fishnets.simulators.gamma_population import GammaPopulation
 from fishnets.simulators.grid import GridPosterior
 from fishnets.simulators.linear_regression import LinearRegression
+from fishnets.simulators.normal import NormalSample
+from fishnets.simulators.supernovae import Supernovae, SupernovaPosterior
 
-__all__ = ["GammaPopulation", "GridPosterior", "LinearRegression"]
+__all__ = [
+    "GammaPopulation",
+    "GridPosterior",
+    "LinearRegression",
+    "NormalSample",
+    "SupernovaPosterior",
+    "Supernovae",
+]

@@ -1,0 +1,200 @@
+r"""A centring for every point of the prior, fitted once and stored with the model.
+
+The mean :math:`b(\theta)`, slope :math:`A(\theta)` and covariance :math:`V(\theta)` of the local score at its own
+parameter are smooth functions. Measured at points drawn from the prior, they are fitted by polynomials (products of
+Legendre polynomials of bounded total degree), the degree chosen by points held out. A fit pools the simulations of all
+points, so it is worth many more of them at any one; how many, ``num_simulated``, is measured on the points held out.
+
+A mean over the simulator's covariates holds for sets with the same law of covariates. The fit remembers that law, the
+columns that ``simulator.like`` leaves alone, and refuses sets of another.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fishnets.algebra.packing import pack_symmetric, packed_size, unpack_symmetric
+from fishnets.errors import ConfigError, DataError
+from fishnets.ragged import Sets
+from fishnets.sets.centring import Centring
+from fishnets.sets.pools import LocalModel, Pools, stacked
+from fishnets.sets.sources import Simulator, simulate
+
+__all__ = ["StoredCentring", "fit_centring"]
+
+FEWEST_POINTS = 32
+DEGREES = (2, 4, 6, 8, 10)
+LAW_SIZE = 4096  # rows of covariates remembered
+REFUSED = 1e-6  # a law is refused when as large a distance comes by chance this rarely
+
+
+@dataclass(frozen=True, eq=False)
+class StoredCentring:
+    """Polynomials for mean, slope and covariance of the local score.
+
+    Args:
+        low: Lower corner of the fitted region, shape (p,).
+        high: Upper corner, shape (p,); points outside are treated as on its edge.
+        orders: Orders of the Legendre polynomials of each term, int64, shape (m, p).
+        coefficients: Of each term, for the entries of b, A and the packed V, shape (m, p + p² + p(p+1)/2).
+        num_simulated: Simulated data at a single point that the fit is worth, shape ().
+        total_simulated: Data simulated for the fit, int64, shape ().
+        columns: Columns that are covariates, int64, shape (c,).
+        law: Covariates as they were in the fit, sorted column by column, shape (rows, c).
+    """
+
+    low: Tensor
+    high: Tensor
+    orders: Tensor
+    coefficients: Tensor
+    num_simulated: Tensor
+    total_simulated: Tensor
+    columns: Tensor
+    law: Tensor
+
+    def at(self, points: Tensor) -> Centring:
+        """The centring at points (B, p)."""
+        p, self = self.orders.shape[1], self.to(points.device)
+        unit = ((2 * points - self.low - self.high) / (self.high - self.low)).clamp(-1, 1)
+        values = legendre(unit, self.orders) @ self.coefficients
+        intercept, slope, packed = values.split([p, p * p, packed_size(p)], dim=1)
+        spread = unpack_symmetric(packed)
+        number = self.num_simulated.expand(len(points))
+        none = torch.zeros(len(points), dtype=torch.int64, device=points.device)
+        return Centring(points, intercept, slope.unflatten(1, (p, p)), spread, spread, number, none)
+
+    def expect_law(self, sets: Sets) -> None:
+        """Raises :class:`DataError` unless the sets' covariates follow the law of the fit."""
+        for position, column in enumerate(self.columns.tolist()):
+            observed = sets.values[:, column].to(self.law).sort().values
+            distance = _distance(observed, self.law[:, position])
+            allowed = math.sqrt(-math.log(REFUSED / 2) / 2 * (1 / max(1, len(observed)) + 1 / len(self.law)))
+            if distance > allowed:
+                raise DataError(
+                    f"Column {column} of the sets follows another law than the covariates that the stored centring was "
+                    f"fitted under: their distributions differ by {distance:.3f}, and up to {allowed:.3f} would be "
+                    "chance. Give `simulator=...`, whose `like` redraws data at the observed covariates, or "
+                    "`centre=False`."
+                )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything, by name."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    def to(self, device: torch.device | str) -> StoredCentring:
+        """Copies to a device."""
+        return StoredCentring(**{name: tensor.to(device) for name, tensor in self.tensors().items()})
+
+
+def fit_centring(
+    model: LocalModel,
+    num_features: int,
+    simulator: Simulator,
+    num_data: int,
+    num_points: int,
+    generator: torch.Generator,
+    chunk: int,
+) -> StoredCentring:
+    """Measures the local score at points of the prior and fits polynomials, for :meth:`Fishnet.fit_centring`."""
+    if num_points < FEWEST_POINTS or num_data < 100 * num_points:
+        raise ConfigError(
+            f"`num_points` is {num_points} and `num_data` {num_data} but at least {FEWEST_POINTS} points with 100 data "
+            "each were expected."
+        )
+    points = model.prior.sample(num_points, generator).to(torch.float64)
+    few = points[:FEWEST_POINTS].float()
+    size = torch.full((len(few),), LAW_SIZE // len(few), device=few.device)
+    typical = simulate(simulator, few, size, generator, num_features)
+    columns, law = _covariates(simulator, typical, few, generator)
+    pools = Pools(model, _without_like(simulator), 0.5, "simulated", generator, chunk)
+    half = num_data // (2 * num_points)
+    on_a_side = half // (2 * points.shape[1])
+    found = [pools.measure_one(typical, point, point, half, on_a_side) for point in points]
+    return _fitted(points, stacked(points, found), columns, law)
+
+
+def _fitted(points: Tensor, measured: Centring, columns: Tensor, law: Tensor) -> StoredCentring:
+    """Polynomials of the degree that predicts held-out points best, refitted to all."""
+    low, high = points.amin(0), points.amax(0)
+    unit = (2 * points - low - high) / (high - low)
+    targets = torch.cat([measured.intercept, measured.slope.flatten(1), pack_symmetric(measured.spread)], dim=1)
+    held = torch.arange(len(points), device=points.device) % 4 == 0
+    p, whitener = points.shape[1], torch.linalg.inv(measured.spread)
+    best: tuple[float, Tensor] | None = None
+    for degree in DEGREES:
+        orders = _orders(p, degree).to(points.device)
+        if 2 * len(orders) > int((~held).sum()):
+            break
+        basis = legendre(unit, orders)
+        coefficients = torch.linalg.lstsq(basis[~held], targets[~held]).solution
+        gap = (basis[held] @ coefficients - targets[held])[:, :p].unsqueeze(-1)
+        error = float((gap.mT @ whitener[held] @ gap).mean()) / p
+        if best is None or error < best[0]:
+            best = (error, orders)
+    assert best is not None
+    error, orders = best
+    basis = legendre(unit, orders)
+    coefficients = torch.linalg.lstsq(basis, targets).solution
+    per_point = float(measured.num_simulated.mean())
+    of_fit = max(error - 1 / per_point, len(orders) / (len(points) * per_point))  # variance of b, in units of V
+    total = measured.total_simulated.sum()
+    return StoredCentring(low, high, orders, coefficients, points.new_tensor(1 / of_fit), total, columns, law)
+
+
+def legendre(unit: Tensor, orders: Tensor) -> Tensor:
+    """Products of Legendre polynomials: points in the unit cube (B, p) and orders (m, p) to terms (B, m).
+
+    Example:
+        >>> legendre(torch.tensor([[0.5, 1.0]]), torch.tensor([[0, 0], [2, 1]]))
+        tensor([[ 1.0000, -0.1250]])
+    """
+    highest = int(orders.max())
+    table = [torch.ones_like(unit), unit]
+    for k in range(1, highest):
+        table.append(((2 * k + 1) * unit * table[k] - k * table[k - 1]) / (k + 1))
+    stacked = torch.stack(table[: highest + 1])  # (orders, B, p)
+    terms = [stacked[orders[:, j], :, j] for j in range(unit.shape[1])]
+    return torch.stack(terms).prod(0).mT
+
+
+def _orders(num_params: int, degree: int) -> Tensor:
+    """All orders (m, p) of a total degree up to the given one."""
+    every = itertools.product(range(degree + 1), repeat=num_params)
+    return torch.tensor([orders for orders in every if sum(orders) <= degree])
+
+
+def _covariates(
+    simulator: Simulator, typical: Sets, theta: Tensor, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """The columns that ``like`` leaves alone (c,), and their sorted values (rows, c)."""
+    like: Any = getattr(simulator, "like", None)
+    if like is None:
+        columns = torch.zeros(0, dtype=torch.int64, device=typical.device)
+    else:
+        redrawn = like(typical, theta.to(typical.values), generator)
+        columns = (redrawn.values == typical.values).all(0).nonzero().flatten()
+    return columns, typical.values[:, columns].to(torch.float64).sort(0).values
+
+
+def _without_like(simulator: Simulator) -> Simulator:
+    """The simulator with covariates of its own law."""
+
+    def fresh(theta: Tensor, size: Tensor, generator: torch.Generator) -> Sets:
+        return simulator(theta, size, generator)
+
+    return fresh
+
+
+def _distance(a: Tensor, b: Tensor) -> float:
+    """Kolmogorov-Smirnov distance of two sorted samples."""
+    if not len(a):
+        return 0.0
+    both = torch.cat([a, b])
+    gap = torch.searchsorted(a, both, right=True) / len(a) - torch.searchsorted(b, both, right=True) / len(b)
+    return float(gap.abs().max())

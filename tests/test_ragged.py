@@ -158,6 +158,31 @@ def test_chunks_need_room_for_a_row(max_data):
 
 
 @PROPERTY
+@given(sizes_of_sets, seeds, st.integers(1, 6))
+def test_thinned_sets_keep_evenly_spaced_rows_in_order(sizes, seed, max_size):
+    sets = make(sizes, 2, seed)
+    thinned = sets.thinned(max_size)
+    assert thinned.sizes.tolist() == [min(n, max_size) for n in sizes]
+    for few, many in zip(thinned.to_list(), sets.to_list(), strict=True):
+        for k, row in enumerate(few):
+            place = int((many == row).all(1).nonzero())
+            middle = (k + 0.5) * len(many) / len(few)  # of the k-th of as many equal parts
+            assert abs(place + 0.5 - middle) <= 0.5
+
+
+def test_sets_no_larger_than_asked_are_not_thinned():
+    sets = make([3, 0, 5, 1])
+    same_sets(sets.thinned(5), sets)
+    same_sets(sets.thinned(10**9), sets)
+
+
+@pytest.mark.parametrize("max_size", [0, -3])
+def test_thinned_sets_need_room_for_a_row(max_size):
+    with pytest.raises(ConfigError, match=f"`max_size` is {max_size} but at least 1 was expected"):
+        make([2]).thinned(max_size)
+
+
+@PROPERTY
 @given(sizes_of_sets, seeds, st.data())
 def test_selection_is_that_of_a_list(sizes, seed, data):
     sets = make(sizes, 2, seed)

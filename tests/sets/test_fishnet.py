@@ -8,10 +8,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.laws import check_batch_of_one, check_compress_then_merge, check_merging, check_permutation_invariance
 from tests.sets.helpers import FACTORS, PRIOR, QUICK, SIMULATOR, Disc, Recorded, generator, some_sets, tiny
 
 from fishnets import Fishnet, Information, Sets
-from fishnets.errors import ConfigError, DataError, NonFiniteError, ShapeError
+from fishnets.errors import ConfigError, DataError, IncompatibleInformationError, NonFiniteError, ShapeError
 from fishnets.networks import MLP, Gated
 from fishnets.priors import Box, Normal
 
@@ -347,3 +348,194 @@ def test_model_made_with_a_prior_of_the_users_own_class_trains() -> None:
 def test_what_is_no_recipe_of_a_network_is_refused(network: object) -> None:
     with pytest.raises(ConfigError, match=r"a recipe such as `fishnets\.networks\.Gated"):
         Fishnet(num_features=2, prior=Normal([0.0], [1.0]), network=network)
+
+
+POINTS = torch.tensor([[0.1, -1.0], [0.5, 0.5], [-2.0, 0.3], [0.0, 0.0], [1.0, 1.5]], dtype=torch.float64)
+
+
+def other_sets(sets: Sets) -> Sets:
+    """The same sets in another order, so that each has something to be merged with."""
+    return Sets.concatenate([sets[2], sets[4], sets[1], sets[0], sets[3]])
+
+
+@pytest.mark.parametrize("factor", FACTORS)
+@pytest.mark.parametrize("members", [1, 3])
+@precisions
+def test_local_information_has_one_fiducial_per_set(factor: str, members: int, precision, device) -> None:
+    model, points = tiny(factor=factor, members=members, refine=True), POINTS.to(device)
+    information = model.compress(some_sets(precision, device), at=points)
+    assert torch.equal(information.fiducial, points)
+    assert information.score.shape == (5, 2)
+    assert information.score.dtype == information.fisher.dtype == information.fiducial.dtype == torch.float64
+    assert information.count.tolist() == [13, 0, 1, 40, 7]
+    assert bool((torch.linalg.eigvalsh(information.fisher) > -1e-12).all())
+    assert bool((information.score[1] == 0).all())
+    assert bool((information.fisher[1] == 0).all())
+
+
+@pytest.mark.parametrize("factor", FACTORS)
+@precisions
+def test_laws_of_local_information(factor: str, precision, device) -> None:
+    model, sets = tiny(factor=factor, members=2, refine=True), some_sets(precision, device)
+    points, tolerance = POINTS.to(device), TOLERANCE[precision]
+
+    def compress(some: Sets) -> Information:
+        return model.compress(some, at=points)
+
+    def same(a: Information, b: Information) -> None:
+        assert_same(a, b, tolerance)
+
+    check_permutation_invariance(compress, sets, generator(1, device), same)
+    check_compress_then_merge(compress, Information.__add__, sets, other_sets(sets), same)
+    parts = compress(sets), compress(other_sets(sets)), compress(sets.union(sets))
+    check_merging(Information.__add__, Information.zero(2, (5,), points, device), parts, same)
+    same(compress(sets.union(other_sets(sets))) - compress(other_sets(sets)), compress(sets))
+
+
+@precisions
+def test_batch_mates_do_not_matter_for_local_information(precision, device) -> None:
+    model, points = tiny(refine=True), POINTS[:1].to(device)
+
+    def same(a: Information, b: Information) -> None:
+        assert_same(a, b, TOLERANCE[precision])
+
+    check_batch_of_one(lambda some: model.compress(some, at=points[0]), some_sets(precision, device), same)
+
+
+def test_each_set_sees_its_own_point_alone(device) -> None:
+    model, sets, points = tiny(refine=True), some_sets(device=device), POINTS.to(device)
+    together = model.compress(sets, at=points)
+    for i in range(5):
+        assert_same(model.compress(sets[i], at=points[i]), together[i : i + 1])
+        assert_same(model.compress(sets[i], at=points[i : i + 1]), together[i : i + 1])
+    order = torch.tensor([3, 0, 4], device=device)
+    assert_same(model.compress(sets[order], at=points[order]), together[order])
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 13, 60, 61, 10**6])
+@precisions
+def test_chunks_do_not_matter_for_local_information(chunk: int, precision, device) -> None:
+    model, sets, points = tiny(members=2, refine=True), some_sets(precision, device), POINTS.to(device)
+    assert_same(model.compress(sets, at=points, chunk=chunk), model.compress(sets, at=points), TOLERANCE[precision])
+
+
+def test_a_stream_of_chunks_adds_up_to_the_whole() -> None:
+    model, sets = tiny(refine=True), some_sets()
+    total = Information.zero(2, (5,))
+    for first, piece in sets.chunks(9):
+        here = slice(first, first + len(piece))
+        part = model.compress(piece, at=POINTS[here])
+        empty = Information.zero(2, (5,), POINTS)
+        score, fisher, count = empty.score.clone(), empty.fisher.clone(), empty.count.clone()
+        score[here], fisher[here], count[here] = part.score, part.fisher, part.count
+        total = total + Information(score, fisher, POINTS, count)
+    assert_same(total, model.compress(sets, at=POINTS))
+
+
+@given(
+    sizes=st.lists(st.integers(0, 9), min_size=1, max_size=6),
+    chunk=st.integers(1, 12),
+    factor=st.sampled_from(FACTORS),
+    seed=st.integers(0, 99),
+)
+def test_any_cut_gives_the_sum_over_rows_of_local_information(
+    sizes: list[int], chunk: int, factor: str, seed: int
+) -> None:
+    values = torch.randn((sum(sizes), 3), generator=generator(seed), dtype=torch.float64)
+    points = torch.randn((len(sizes), 2), generator=generator(seed + 1), dtype=torch.float64)
+    offsets = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
+    sets, model = Sets.from_offsets(values, offsets), tiny(factor=factor, refine=True)
+    information = model.compress(sets, at=points, chunk=chunk)
+    for i, size in enumerate(sizes):
+        rows = Sets.from_offsets(values[offsets[i] : offsets[i + 1]], list(range(size + 1)) if size else [0, 0])
+        assert_same(information[i], model.compress(rows, at=points[i]).sum())
+
+
+@precisions
+def test_one_point_for_all_is_the_same_point_for_each(precision) -> None:
+    model, sets = tiny(refine=True), some_sets(precision)
+    one, each = model.compress(sets, at=POINTS[0]), model.compress(sets, at=POINTS[0].repeat(5, 1))
+    assert one.fiducial.shape == (5, 2)
+    assert_same(one, each, 0.0)
+
+
+def test_local_networks_see_where_they_are() -> None:
+    model, sets = tiny(refine=True), some_sets()
+    here, there = (model.compress(sets, at=POINTS[i]) for i in (0, 2))
+    assert not torch.allclose(here.score[0], there.score[0])
+    assert not torch.allclose(here.fisher[0], there.fisher[0])
+    assert not torch.allclose(here.score[0], model.compress(sets).score[0])
+
+
+def test_points_are_standardised_by_the_prior() -> None:
+    wide, unit = tiny(Normal([1.0, 2.0], [4.0, 25.0]), refine=True), tiny(Normal([0.0, 0.0], [1.0, 1.0]), refine=True)
+    scale, shift = torch.tensor([2.0, 5.0], dtype=torch.float64), torch.tensor([1.0, 2.0], dtype=torch.float64)
+    a, b = wide.compress(some_sets(), at=shift + scale * POINTS), unit.compress(some_sets(), at=POINTS)
+    torch.testing.assert_close(a.score * scale, b.score)
+    torch.testing.assert_close(a.fisher * torch.outer(scale, scale), b.fisher)
+
+
+def test_pooling_sums_the_members_local_information_with_their_weights() -> None:
+    model, sets = tiny(members=3, refine=True), some_sets()
+    model.weights.copy_(torch.tensor([0.5, 0.3, 0.2]))
+    pooled, parts = model.compress(sets, at=POINTS), model.compress(sets, at=POINTS, chunk=11, members="separate")
+    torch.testing.assert_close(pooled.score, sum(w * p.score for w, p in zip(model.weights, parts, strict=True)))
+    torch.testing.assert_close(pooled.fisher, sum(w * p.fisher for w, p in zip(model.weights, parts, strict=True)))
+    assert all(torch.equal(part.fiducial, POINTS) for part in parts)
+
+
+def test_local_information_at_different_points_is_not_merged() -> None:
+    model, sets = tiny(refine=True), some_sets()
+    moved = POINTS.clone()
+    moved[[0, 1, 3]] += 0.1  # set 1 is empty: it has the same information everywhere
+    message = r"The two states have different fiducials \(first in set 0, 3\), so their scores cannot be added"
+    a, b = model.compress(sets, at=POINTS), model.compress(sets, at=moved)
+    with pytest.raises(IncompatibleInformationError, match=message):
+        a + b
+    with pytest.raises(IncompatibleInformationError, match=message):
+        a - b
+    with pytest.raises(IncompatibleInformationError, match=r"The sets have different fiducials, so their scores"):
+        a.sum()
+    assert_same((a + b.at(POINTS))[2], (a + a)[2])
+
+
+def test_information_of_first_and_local_networks_is_not_merged() -> None:
+    model, sets = tiny(refine=True), some_sets()
+    with pytest.raises(IncompatibleInformationError, match=r"different fiducials \(first in set 0, 2, 3, 4\)"):
+        model.compress(sets) + model.compress(sets, at=POINTS + 1)
+
+
+@pytest.mark.parametrize("shape", [(4, 2), (5, 3), (3,), (1, 2), (), (5, 1, 2)])
+def test_points_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
+    shown = repr(shape).replace("(", r"\(").replace(")", r"\)")
+    with pytest.raises(ShapeError, match=rf"`at` has shape {shown} but \(2,\) or \(5, 2\) was expected"):
+        tiny(refine=True).compress(some_sets(), at=torch.zeros(shape))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_points_that_are_not_finite_are_refused(value: float) -> None:
+    points = POINTS.clone()
+    points[3, 1] = value
+    with pytest.raises(DataError, match=r"`at` holds NaN or infinite values"):
+        tiny(refine=True).compress(some_sets(), at=points)
+
+
+def test_points_need_local_networks() -> None:
+    message = r"`at` asks for information at a point of your own, which takes local networks; make the model with `fish"
+    with pytest.raises(ConfigError, match=message):
+        tiny().compress(some_sets(), at=POINTS)
+
+
+def test_first_networks_do_not_depend_on_the_local_ones() -> None:
+    """A model with local networks begins with the same first ones, so that the two can be compared."""
+    plain, refined = tiny(seed=3, members=2), tiny(seed=3, members=2, refine=True)
+    assert_same(refined.compress(some_sets()), plain.compress(some_sets()), 0.0)
+    assert refined.num_weights > 2 * plain.num_weights
+
+
+def test_a_local_model_compresses_without_gradients_and_changes() -> None:
+    model = tiny(refine=True)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    point = POINTS[0].clone().requires_grad_()
+    assert not model.compress(some_sets(), at=point).score.requires_grad
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

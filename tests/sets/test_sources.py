@@ -13,7 +13,7 @@ from tests.sets.helpers import PRIOR, SIMULATOR, Recorded, at_step, generator, s
 from fishnets import Sets
 from fishnets.errors import ConfigError, DataError, NonFiniteError, ShapeError, SupportError
 from fishnets.priors import Box
-from fishnets.sets.sources import SimulatorSource, StoredSource
+from fishnets.sets.sources import NoisySource, SimulatorSource, StoredSource
 
 
 def simulated(simulator: Any = SIMULATOR, size: Any = (5, 50), **settings: Any) -> SimulatorSource:
@@ -245,3 +245,51 @@ def test_digest_tells_other_data() -> None:
     assert held(sets, theta).digest != held(sets, theta + 1e-3).digest
     assert held(sets, theta).digest != held(Sets(sets.values * 1.001, sets.offsets), theta).digest
     assert simulated().digest != simulated(size=(5, 51)).digest
+
+
+def test_noise_is_added_and_nothing_else_changes() -> None:
+    sets, theta = stored(50)
+    plain, noisy = held(sets, theta), NoisySource.make(held(sets, theta), seed=0)
+    batch, expected = noisy.batch(3, generator()), plain.batch(3, generator())
+    assert torch.equal(batch.sets.values, expected.sets.values)
+    assert torch.equal(batch.theta, expected.theta)
+    assert batch.noise is not None
+    assert batch.noise.shape == batch.theta.shape
+    assert torch.equal(noisy.validation.theta, plain.validation.theta)
+    assert noisy.largest_set == plain.largest_set
+    assert torch.equal(noisy.typical.values, plain.typical.values)
+
+
+def test_noise_is_standard_normal_and_new_at_every_step() -> None:
+    source, draw = NoisySource.make(simulated(size=5, batch_data=5000), seed=0), generator(1)
+    first, second = source.batch(0, draw).noise, source.batch(0, draw).noise
+    assert first is not None
+    assert second is not None
+    assert not torch.equal(first, second)
+    both = torch.cat([first, second])
+    assert both.mean(0).abs().max().item() < 4 / math.sqrt(len(both))
+    torch.testing.assert_close(both.mT.cov(), torch.eye(2), rtol=0, atol=4 * math.sqrt(2 / len(both)))
+
+
+def test_noise_of_the_validation_sets_follows_the_seed_alone() -> None:
+    sets, theta = stored(50)
+    noises = [NoisySource.make(held(sets, theta), seed).validation.noise for seed in (0, 0, 1)]
+    assert all(noise is not None for noise in noises)
+    assert torch.equal(noises[0], noises[1])
+    assert not torch.equal(noises[0], noises[2])
+    source = NoisySource.make(simulated(), 0)
+    assert source.validation is source.validation
+    assert source.validation.noise is not None
+    assert source.validation.noise.shape == (9, 2)
+
+
+def test_simulated_batches_are_the_same_with_noise_and_without() -> None:
+    """The noise is drawn after the sets, so that a step can be repeated from the state of its generator."""
+    plain, noisy = simulated(), NoisySource.make(simulated(), seed=0)
+    assert torch.equal(noisy.batch(2, generator(1)).sets.values, plain.batch(2, generator(1)).sets.values)
+    a, b = noisy.batch(2, generator(1)), noisy.batch(2, generator(1))
+    assert torch.equal(a.noise, b.noise)
+
+
+def test_digest_tells_noisy_data_from_plain() -> None:
+    assert NoisySource.make(simulated(), 0).digest == f"{simulated().digest} noise"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from enum import StrEnum
+from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -29,9 +30,14 @@ def resolve_device(device: Device) -> str:
     return "cuda" if available and device is not Device.cpu else "cpu"
 
 
-def command_line() -> str:
-    """The command as typed, for the record."""
-    return " ".join(["fishnets", *sys.argv[1:]])
+def command_line(data: Path | None = None) -> str:
+    """The command as typed, for the record, but with the name of a data file in place of its path."""
+    words = list(sys.argv[1:])
+    for i, word in enumerate(words):
+        given = word.removeprefix("--data=")
+        if data is not None and Path(given) == data:
+            words[i] = word.removesuffix(given) + data.name
+    return " ".join(["fishnets", *words])
 
 
 def say(message: str) -> None:

@@ -7,12 +7,12 @@ import json
 import shutil
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from fishnets.cli.options import Device, command_line, resolve_device, say
-from fishnets.errors import MissingExtraError
+from fishnets.errors import ConfigError, MissingExtraError
 from fishnets.experiments import EXPERIMENTS
 from fishnets.experiments.records import Record, hardware_name, refuse_overwrite, versions, write_record
 from fishnets.experiments.report import comparison_table
@@ -43,6 +43,9 @@ def reproduce(
     ] = Protocol.clean,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
     out: Annotated[Path, typer.Option(help="Folder of the records.")] = Path("results"),
+    data: Annotated[
+        Path | None, typer.Option(help="Table of an experiment on real data; supernovae: SCPUnion2.1_mu_vs_z.txt.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     overwrite: Annotated[bool, typer.Option(help="Replace an earlier record.")] = False,
     dry_run: Annotated[bool, typer.Option(help="Print the config and do nothing.")] = False,
@@ -58,7 +61,7 @@ def reproduce(
         raise typer.Exit(2)
     where = resolve_device(device)
     experiment = EXPERIMENTS[name]
-    config = experiment.config_for(preset.value, protocol.value, seed, where)
+    config = experiment.config_for(preset.value, protocol.value, seed, where, **_table(name, data))
     if dry_run:
         print(json.dumps(config.to_dict(), indent=1))
         return
@@ -67,7 +70,7 @@ def reproduce(
     checkpoints = out / name / "checkpoints" / f"{preset}-{protocol}-seed{seed}"
     result = experiment.run(config, checkpoints)
     record = Record(
-        name, preset, protocol, command_line(), config.to_dict(), [seed], versions(), hardware, result.seconds,
+        name, preset, protocol, command_line(data), config.to_dict(), [seed], versions(), hardware, result.seconds,
         result.metrics,
     )
     path = write_record(record, out, overwrite)
@@ -80,3 +83,13 @@ def reproduce(
     with contextlib.suppress(OSError):  # other runs may keep theirs there
         checkpoints.parent.rmdir()
     say(f"Recorded in {path}.")
+
+
+def _table(name: str, data: Path | None) -> dict[str, Any]:
+    """What a data file holds, for the experiments that read one."""
+    read = EXPERIMENTS[name].read
+    if read is not None:
+        return {"table": read(data)}
+    if data is not None:
+        raise ConfigError(f'--data was given but the experiment "{name}" reads no file; leave it out.')
+    return {}

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from fishnets.experiments import (
@@ -12,6 +13,11 @@ from fishnets.experiments import (
     linear_scaling,
     robustness,
     robustness_figures,
+    saturation,
+    saturation_figures,
+    supernovae,
+    supernovae_figures,
+    union21,
 )
 from fishnets.experiments.records import Metric, Record, read_record, write_record
 
@@ -27,6 +33,11 @@ __all__ = [
     "read_record",
     "robustness",
     "robustness_figures",
+    "saturation",
+    "saturation_figures",
+    "supernovae",
+    "supernovae_figures",
+    "union21",
     "write_record",
 ]
 
@@ -39,11 +50,14 @@ class Experiment:
         config_for: Preset, protocol, seed and device to a config, which has ``to_dict``.
         run: Config, folder for checkpoints and whether to show progress to a result with ``metrics`` and ``seconds``.
         draw: Result and the stem of its figures' names to figures in files.
+        read: Path of a data file, or None where none was given, to what ``config_for`` takes as ``table``; None for
+            experiments that need no file.
     """
 
     config_for: Callable[..., Any]
     run: Callable[..., Any]
     draw: Callable[..., None]
+    read: Callable[[Path | None], Any] | None = None
 
 
 EXPERIMENTS = {
@@ -55,4 +69,8 @@ EXPERIMENTS = {
         gamma_figures.draw,
     ),
     "robustness": Experiment(robustness.config_for, robustness.run, robustness_figures.draw),
+    "saturation": Experiment(saturation.config_for, saturation.run, saturation_figures.draw),
+    "supernovae": Experiment(
+        supernovae.config_for, supernovae.run, supernovae_figures.draw, read=union21.read_union21
+    ),
 }

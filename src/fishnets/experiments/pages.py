@@ -9,9 +9,10 @@ from pathlib import Path
 from fishnets.experiments.records import Metric, Record, read_record
 from fishnets.experiments.report import comparison_table, format_metric, markdown_table
 
-__all__ = ["gamma_page", "linear_scaling_page", "main", "robustness_page"]
+__all__ = ["gamma_page", "linear_scaling_page", "main", "robustness_page", "saturation_page", "supernovae_page"]
 
 MADE = "Made by `python -m fishnets.experiments.pages results` from the records beside it:"
+SUPERNOVA_MODELS = {"": "flat, w = −1", "w/": "flat, w free"}
 
 
 def linear_scaling_page(root: str | Path) -> str:
@@ -90,6 +91,113 @@ def robustness_page(root: str | Path) -> str:
         parts += [comparison_table({"": shift}, list(shift)), ""]
         parts += [f"![{path.name}]({path.name})" for path in sorted(folder.glob(f"{record.stem}-*.png"))] + [""]
     return "\n".join([*parts, "Notes on these records: [all records](../README.md).", ""])
+
+
+def saturation_page(root: str | Path) -> str:
+    """The page of the study of saturation."""
+    folder = Path(root) / "saturation"
+    records = _records(folder)
+    parts = ["# Saturation: information kept as sets grow", "", MADE, "", *_facts(records), ""]
+    parts += [
+        "χ² is the squared error over the Cramér–Rao bound, paired with the exact score on the same sets: 1 is the "
+        "bound, and at small n a prior can push it below. *worst* is the largest of the sixteen parameters. Efficiency "
+        "is against the exact posterior mean, or the exact step in sets of more than 500. Coverage is of the "
+        "estimates' own intervals; *learned* ones rest on the networks' Fisher matrices, *centred* ones on "
+        "simulations.",
+        "",
+    ]
+    for record in records:
+        metrics = record.metrics
+        parts += [f"## {record.preset} preset, {record.protocol} protocol ({record.hardware})", ""]
+        labels = list(dict.fromkeys(key.split("/")[1] for key in metrics if key.startswith("chi2/")))
+        for label in labels:
+            parts += [f"### {label}", "", *_training_lines(metrics, label), *_saturation_tables(metrics, label), ""]
+        parts += [f"![{path.name}]({path.name})" for path in sorted(folder.glob(f"{record.stem}-*.png"))] + [""]
+    return "\n".join([*parts, "Notes on these records: [all records](../README.md).", ""])
+
+
+def _training_lines(metrics: Mapping[str, Metric], label: str) -> list[str]:
+    lines = []
+    for kind in ("refined", "plain"):
+        if f"weights/{label}/{kind}" in metrics:
+            seconds, data, weights = (
+                metrics[f"{what}/{label}/{kind}"].value for what in ("seconds/training", "data/training", "weights")
+            )
+            lines.append(f"- {kind}: {weights:,.0f} weights a member, {data:.3g} data in {seconds:.0f} s of training")
+    return [*lines, ""] if lines else []
+
+
+def _saturation_tables(metrics: Mapping[str, Metric], label: str) -> list[str]:
+    sizes = sorted(int(key.split("n=")[1]) for key in metrics if key.startswith(f"chi2/{label}/centred/"))
+    methods = [m for m in ("exact", "plain", "onestep", "centred") if any(f"chi2/{label}/{m}/" in k for k in metrics)]
+
+    def cell(name: str) -> str:
+        return format_metric(metrics[name]) if name in metrics else "–"
+
+    rows = [[f"{n:,}", *[cell(f"chi2/{label}/{m}/n={n}") for m in methods]] for n in sizes]
+    for row, n in zip(rows, sizes, strict=True):
+        row += [cell(f"{what}/{label}/centred/n={n}") for what in ("chi2-worst", "efficiency")]
+    header = ["n", *[f"χ², {method}" for method in methods], "worst, centred", "efficiency, centred"]
+    tables = [markdown_table(header, rows), ""]
+    rows = []
+    for n in sizes:
+        name = f"{label}/centred/n={n}"
+        shares = [cell(f"coverage{c}/{label}/{kind}/n={n}") for c in (68, 95) for kind in ("centred", "learned")]
+        cost = f"{metrics[f'simulated-per-estimate/{name}'].value:.3g}"
+        seconds = f"{metrics[f'seconds-per-estimate/{name}'].value:.2g}"
+        rows.append([f"{n:,}", *shares, cost, f"{metrics[f'added-noise/{name}'].value:.3f}", seconds])
+    header = ["n", "68 %, centred", "68 %, learned", "95 %, centred", "95 %, learned"]
+    return [*tables, markdown_table([*header, "simulated data", "added noise", "seconds"], rows)]
+
+
+def supernovae_page(root: str | Path) -> str:
+    """The page of the supernovae."""
+    folder = Path(root) / "supernovae"
+    records = _records(folder)
+    parts = ["# Supernovae: a network trained on simulated surveys reads Union2.1", "", MADE, "", *_facts(records), ""]
+    for record in records:
+        parts += [f"## {record.preset} preset, {record.protocol} protocol ({record.hardware})", ""]
+        parts += _supernova_fits(record) + _supernova_surveys(record)
+        parts += [f"![{path.name}]({path.name})" for path in sorted(folder.glob(f"{record.stem}-*.png"))] + [""]
+    return "\n".join([*parts, "Notes on these records: [all records](../README.md).", ""])
+
+
+def _supernova_fits(record: Record) -> list[str]:
+    """What both networks and the exact posterior say of the real table."""
+    table, rows = record.config["table"], []
+    for prefix, model in SUPERNOVA_MODELS.items():
+        for name in ("omega_m", "w", "offset"):
+            entry, spread = (record.metrics.get(f"{prefix}{name}{kind}") for kind in ("", "_sigma"))
+            if entry is None or spread is None:
+                continue
+            exact = [f"{x:.4f}" for x in (entry.bound, spread.bound)]
+            apart = [record.metrics[f"{prefix}{kind}/{name}"] for kind in ("distance-in-sigma", "sigma-ratio")]
+            rows.append([model, f"`{name}`", *map(format_metric, (entry, spread)), *exact, *map(format_metric, apart)])
+    text = (
+        f"Fits of the {table['num_data']} supernovae of `{table['name']}` (SHA-256 `{table['sha256'][:12]}…`): "
+        "estimate and its standard deviation, with the Monte Carlo error of the simulations behind them, beside mean and "
+        "standard deviation of the exact posterior; distances are in exact standard deviations."
+    )
+    header = ["universe", "parameter", "estimate", "its σ", "exact mean", "exact σ", "distance", "σ over exact σ"]
+    return [text, "", markdown_table(header, rows), ""]
+
+
+def _supernova_surveys(record: Record) -> list[str]:
+    """How both networks do on simulated surveys."""
+    names = [name for name in record.metrics if "union21" in name or "seconds/" in name]
+    shared = list(dict.fromkeys(name.removeprefix("w/") for name in names))
+    rows = []
+    for name in shared:
+        entries = [record.metrics.get(prefix + name) for prefix in SUPERNOVA_MODELS]
+        bounds = ["–" if e is None or e.bound is None else f"{e.bound:.4f}" for e in entries]
+        rows.append([f"`{name}`", *[x for pair in zip(map(format_metric, entries), bounds, strict=True) for x in pair]])
+    text = (
+        f"Over {record.config['surveys']} simulated surveys with the table's redshifts and errors. The excess is the "
+        "squared distance from the exact posterior mean, in units of the exact Fisher matrix and per parameter; its "
+        "optimum is that of the root of the exact score, from which `excess-to-root` is measured."
+    )
+    header = ["metric", *[x for model in SUPERNOVA_MODELS.values() for x in (model, "optimum")]]
+    return [text, "", markdown_table(header, rows), ""]
 
 
 def _table_two(metrics: Mapping[str, Metric], network: str) -> list[str]:
@@ -172,6 +280,8 @@ def main(root: str | Path) -> None:
         "gamma-population": lambda root: gamma_page(root, "gamma-population"),
         "gamma-censored": lambda root: gamma_page(root, "gamma-censored"),
         "robustness": robustness_page,
+        "saturation": saturation_page,
+        "supernovae": supernovae_page,
     }
     for name, page in pages.items():
         if any((Path(root) / name).glob("*.json")):

@@ -21,7 +21,7 @@ whose inverse is the sandwich :math:`A^{-1} V A^{-\top} (1 + n/M)/n`. An exact s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -64,6 +64,18 @@ class Centring:
     noise: Tensor
     num_simulated: Tensor
     total_simulated: Tensor
+
+    @staticmethod
+    def of_nothing(around: Tensor) -> Centring:
+        """The centring of empty sets, which leaves them without information; ``around`` has shape (B, p)."""
+        unit = torch.eye(around.shape[1], dtype=around.dtype, device=around.device).expand(len(around), -1, -1)
+        number = around.new_full((len(around),), torch.inf)
+        return Centring(around, torch.zeros_like(around), unit, unit, unit, number, torch.zeros_like(number).long())
+
+    def updated(self, rows: Tensor, part: Centring) -> Centring:
+        """The centring with that of some rows replaced."""
+        pairs = ((getattr(self, field.name), getattr(part, field.name)) for field in fields(self))
+        return Centring(*(whole.index_copy(0, rows, new) for whole, new in pairs))
 
     def added_noise(self, count: Tensor) -> Tensor:
         """Share by which the noise of the intercept adds to the variance of sets of these sizes, shape (B,)."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal, overload
@@ -22,12 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from fishnets.algebra.information import Information
-from fishnets.algebra.packing import packed_size, unpack_symmetric
-from fishnets.errors import ConfigError, DataError, ShapeError
+from fishnets.errors import ConfigError, ShapeError
 from fishnets.networks import Gated, NetworkRecipe, TwinNetwork, member_weights
-from fishnets.ops.segment_information import segment_information
 from fishnets.priors import Normal, Prior
 from fishnets.ragged import Sets
+from fishnets.sets.compression import Compressor, Precision
 from fishnets.sets.estimate import Estimate
 from fishnets.sets.fitting import (
     Options,
@@ -39,7 +37,7 @@ from fishnets.sets.fitting import (
     measure_features,
 )
 from fishnets.sets.history import History
-from fishnets.sets.objective import LocalObjective, Objective, Standards, local_rows
+from fishnets.sets.objective import LocalObjective, Objective, Standards
 from fishnets.sets.pools import Pools
 from fishnets.sets.recipe import Recipe
 from fishnets.sets.scoring import plain_estimate, refined_estimate
@@ -50,7 +48,6 @@ from fishnets.sets.training import Losses, Schedule
 __all__ = ["Fishnet"]
 
 CHUNK = 2**18
-Precision = Literal["input", "bfloat16"]
 
 
 class Fishnet(nn.Module):
@@ -178,7 +175,6 @@ class Fishnet(nn.Module):
         members: Literal["separate"],
     ) -> tuple[Information, ...]: ...
 
-    @torch.no_grad()
     def compress(
         self,
         sets: Sets,
@@ -207,21 +203,8 @@ class Fishnet(nn.Module):
         """
         if members not in ("pooled", "separate"):
             raise ConfigError(f'`members` is "{members}" but "pooled" or "separate" was expected.')
-        expect_choice("precision", precision, ("input", "bfloat16"))
-        expect_sets(sets, self.recipe.num_features).check_finite()
-        points = None if at is None else self._points(at, sets)
-        width = self.num_params + packed_size(self.num_params)
-        shape = (self.recipe.members, len(sets), width)
-        total = torch.zeros(shape, dtype=torch.float64, device=sets.device)
-        for first, piece in sets.chunks(chunk):
-            here = None if points is None else points[first : first + len(piece)]
-            score, raw_factor = self._evaluate(piece, here, precision == "bfloat16")
-            sums = segment_information(score, raw_factor, piece.offsets, self.recipe.factor, torch.float64)
-            total[:, first : first + len(piece)] += torch.cat(sums, dim=-1)
-        if members == "separate":
-            return tuple(self._information(part, sets.sizes, points) for part in total)
-        pooled = torch.tensordot(self.weights.to(sets.device), total, dims=1)
-        return self._information(pooled, sets.sizes, points)
+        compressor = Compressor(self, chunk, precision)
+        return compressor.compress(sets, at) if members == "pooled" else compressor.separate(sets, at)
 
     def estimate(
         self,
@@ -264,30 +247,30 @@ class Fishnet(nn.Module):
             The estimates, their covariances, and whether they settled.
         """
         expect_sets(sets, self.recipe.num_features)
-        bound = _Bound(self, chunk, precision)
+        compressor = Compressor(self, chunk, precision)
         if self.local is None:
             if simulator is not None or centre or pilot is not None:
                 raise ConfigError(
                     "`simulator`, `centre` and `pilot` refine an estimate, which takes local networks; make the model "
                     "with `fishnets.Fishnet(..., refine=True)`."
                 )
-            return plain_estimate(bound, sets).reported(self.prior, clamp)
+            return plain_estimate(compressor, sets).reported(self.prior, clamp)
         chance = torch.Generator(sets.device).manual_seed(0) if generator is None else generator
-        pools = None if simulator is None else Pools(bound, simulator, loss, spread, chance, chunk)
+        pools = None if simulator is None else Pools(compressor, simulator, loss, spread, chance, chunk)
         if centre and pools is None and self.centring is None:
             raise ConfigError(
                 "`centre=True` needs simulations: give `simulator=...`, or store a centring with the model first, "
                 "`model.fit_centring(simulator)`."
             )
         centrer = None if centre is False else (self.centring if pools is None else pools)
-        return refined_estimate(bound, sets, centrer, pilot, passes).reported(self.prior, clamp)
+        return refined_estimate(compressor, sets, centrer, pilot, passes).reported(self.prior, clamp)
 
     def fit_centring(
         self,
         simulator: Simulator,
         *,
         num_data: int = 20_000_000,
-        num_points: int = 256,
+        num_points: int = 1024,
         generator: torch.Generator | None = None,
     ) -> StoredCentring:
         """Measures the local score over the whole prior and stores its mean, slope and covariance with the model.
@@ -307,8 +290,7 @@ class Fishnet(nn.Module):
         if self.local is None:
             raise ConfigError("Centring takes local networks; make the model with `Fishnet(..., refine=True)`.")
         chance = torch.Generator(self.fiducial.device).manual_seed(0) if generator is None else generator
-        bound = _Bound(self, CHUNK, "input")
-        self.centring = fit_centring(bound, self.recipe.num_features, simulator, num_data, num_points, chance, CHUNK)
+        self.centring = fit_centring(Compressor(self, CHUNK, "input"), simulator, num_data, num_points, chance, CHUNK)
         return self.centring
 
     def fit(
@@ -397,7 +379,7 @@ class Fishnet(nn.Module):
         rows = source.typical.values[:1].float()
         half = precision == "bfloat16" or (precision == "auto" and self._half_pays(rows))
         compiled = compiling == "on" or (compiling == "auto" and self.fiducial.is_cuda)
-        standards = self._standards()
+        standards = self.standards
         exact = self._objective(standards, False, compiled and not half)  # too few steps to pay for compiling
         return exact, self._objective(standards, True, compiled) if half else None
 
@@ -419,7 +401,9 @@ class Fishnet(nn.Module):
         if all(math.isfinite(loss) for loss in history.best_loss):
             self.weights.copy_(member_weights(torch.tensor(history.best_loss, dtype=torch.float64)))
 
-    def _standards(self) -> Standards:
+    @property
+    def standards(self) -> Standards:
+        """What data and parameters are measured in, and the prior in these units."""
         return Standards(
             self.feature_shift,
             self.feature_scale,
@@ -429,75 +413,9 @@ class Fishnet(nn.Module):
             self.prior_pull,
         )
 
-    def _evaluate(self, sets: Sets, points: Tensor | None = None, half: bool = False) -> tuple[Tensor, Tensor]:
-        """Scores (K, n, p) and raw factors (K, n, w) in the dtype and on the device of the rows.
-
-        They are those of the first networks, or of the local ones at the sets' points (B, p).
-        """
-        networks, rows = self.networks, self._standards().features(sets.values)
-        if points is not None:
-            assert self.local is not None
-            shift, scale = self.fiducial.to(points), self.theta_scale.to(points)
-            networks, rows = self.local, local_rows(rows, (points - shift) / scale, sets)
-        state = {name: p.to(rows) for name, p in networks.named_parameters()}
-        outputs: tuple[Tensor, Tensor] = torch.func.functional_call(networks, state, (rows, half))
-        return outputs
-
-    def _points(self, at: Tensor, sets: Sets) -> Tensor:
-        """Expansion points, one for each set, shape (B, p), float64."""
-        if self.local is None:
-            raise ConfigError(
-                "`at` asks for information at a point of your own, which takes local networks; make the model with "
-                "`fishnets.Fishnet(..., refine=True)`."
-            )
-        points = torch.as_tensor(at).to(device=sets.device, dtype=torch.float64)
-        expected = (len(sets), self.num_params)
-        if points.shape not in ((self.num_params,), expected):
-            raise ShapeError(f"`at` has shape {tuple(points.shape)} but ({expected[1]},) or {expected} was expected.")
-        if not bool(torch.isfinite(points).all()):
-            raise DataError("`at` holds NaN or infinite values.")
-        return points.expand(expected)
-
-    def _information(self, sums: Tensor, count: Tensor, points: Tensor | None) -> Information:
-        """From sums in standardised parameters (B, p + p(p+1)/2) to information about theta."""
-        scale = self.theta_scale.to(sums.device)
-        score, fisher_packed = sums[:, : self.num_params], sums[:, self.num_params :]
-        fisher = unpack_symmetric(fisher_packed) / torch.outer(scale, scale)
-        fiducial = self.fiducial.to(sums.device) if points is None else points.contiguous()
-        return Information(score / scale, fisher, fiducial, count)
-
     @torch.no_grad()
     def _prepare(self, source: Source) -> None:
         """Measures the features and scales the heads to the largest set, once, before the first step."""
         measure_features(self, source)
         for networks in self._trained():
             networks.scale_to(float(source.largest_set))
-
-
-@dataclass(frozen=True, eq=False)
-class _Bound:
-    """A model and how to evaluate it, as scoring asks."""
-
-    model: Fishnet
-    chunk: int
-    precision: Precision
-
-    @property
-    def prior(self) -> Prior:
-        return self.model.prior
-
-    @property
-    def theta_scale(self) -> Tensor:
-        return self.model.theta_scale
-
-    def compress(self, sets: Sets, at: Tensor | None = None) -> Information:
-        """Information of sets, at points (B, p) or the model's fiducial."""
-        return self.model.compress(sets, at=at, chunk=self.chunk, precision=self.precision)
-
-    @torch.no_grad()
-    def row_scores(self, sets: Sets, at: Tensor) -> Tensor:
-        """Scores of the single rows at a point (p,), members pooled, shape (n, p), float64."""
-        model = self.model
-        score, _ = model._evaluate(sets, model._points(at, sets), self.precision == "bfloat16")
-        pooled: Tensor = torch.tensordot(model.weights.to(score), score, dims=1)
-        return pooled.to(torch.float64) / model.theta_scale.to(sets.device)

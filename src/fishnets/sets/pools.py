@@ -1,29 +1,31 @@
 r"""Pools: data simulated around a point, on which the local score is measured.
 
 The mean comes from data drawn at the point itself, in pairs whose differences give the covariance. The slope comes from
-data a step :math:`\pm h` away along each parameter, with the same random numbers on both sides, so that much of the
-noise cancels where the simulator is smooth in its parameters. Where the simulator can redraw a set under its own
-conditions (``like``), every draw is at the observed covariates; where it cannot, sets whose points nearly agree share a pool.
+data a step :math:`\pm h` away along each parameter, a shorter one on a side where the prior's support ends, with the
+same random numbers on both sides, so that much of the noise cancels where the simulator is smooth in its parameters.
+Where the simulator can redraw a set under its own conditions (``like``), every draw is at the observed covariates;
+where it cannot, sets whose points nearly agree share a pool.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from fishnets.errors import ConfigError, DataError
+from fishnets.errors import ConfigError, DataError, describe_rows
+from fishnets.ops.segment_information import segment_sum
 from fishnets.priors import Prior
 from fishnets.ragged import Sets
 from fishnets.sets.centring import Centring
 from fishnets.sets.sources import Simulator, simulate
 from fishnets.sets.support import supported
 
-__all__ = ["LocalModel", "Pools", "stacked"]
+__all__ = ["LocalModel", "Pools"]
 
 SMALLEST_POOL = 20_000  # for the covariance to be known to a per cent
 SLOPE_POOL = (50_000, 500_000)  # fewest and most data on either side of a slope
@@ -40,13 +42,16 @@ class LocalModel(Protocol):
     @property
     def theta_scale(self) -> Tensor: ...
 
+    @property
+    def num_features(self) -> int: ...
+
     def row_scores(self, sets: Sets, at: Tensor) -> Tensor: ...
 
 
 class _Moments(NamedTuple):
-    mean: Tensor
-    covariance: Tensor
-    number: int
+    mean: Tensor  # (B, p)
+    covariance: Tensor  # (B, p, p)
+    number: Tensor  # data behind them, (B,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,99 +125,139 @@ class Pools:
             around: Parameters of the simulated data, inside the prior's support, shape (B, p).
             rough: By how much fewer data than the wanted loss asks for will do.
         """
+        self._expect_rows(sets, at.shape[1])
+        filled = sets.sizes.nonzero().flatten()
+        if len(filled) < len(sets):  # an empty set has no covariates, and nothing to centre
+            found = self.measure(sets[filled], at[filled], around[filled], rough) if len(filled) else None
+            return Centring.of_nothing(around) if found is None else Centring.of_nothing(around).updated(filled, found)
         keys = torch.arange(len(sets), device=at.device).unsqueeze(1).to(at) if self.at_covariates else at[:, :0]
         _, group = torch.cat([keys, at, around], dim=1).unique(dim=0, return_inverse=True)
-        measured: dict[int, tuple[Tensor, ...]] = {}
+        sizes = sets.sizes.tolist()
+        first: dict[int, int] = {}
+        wanted: dict[int, int] = {}
         for i, key in enumerate(group.tolist()):
-            if key not in measured:
-                largest = int(sets.sizes[group == key].max())
-                wanted = max(SMALLEST_POOL, math.ceil(largest / min(0.5, self.loss * rough)))
-                on_a_side = min(max(wanted // (2 * at.shape[1]), SLOPE_POOL[0]), SLOPE_POOL[1])
-                measured[key] = self.measure_one(sets[i], at[i], around[i], wanted, on_a_side)
-        found = stacked(around, [measured[key] for key in group.tolist()])
-        return found if self.spread == "simulated" else replace(found, spread=self._observed_spread(sets, at))
+            number = max(math.ceil(SMALLEST_POOL / rough), math.ceil(sizes[i] / min(0.5, self.loss * rough)))
+            first.setdefault(key, i)
+            wanted[key] = max(number, wanted.get(key, 0))
+        order = torch.tensor([first[key] for key in sorted(first)], device=at.device)
+        counts = [wanted[key] for key in sorted(first)]
+        low, high = (math.ceil(bound / rough) for bound in SLOPE_POOL)
+        sides = [min(max(count // (2 * at.shape[1]), low), high) for count in counts]
+        found = self.measured(sets[order], at[order], around[order], counts, sides)
+        every = Centring(*(getattr(found, field.name)[group] for field in fields(found)))
+        return every if self.spread == "simulated" else replace(every, spread=self._observed_spread(sets, at))
 
-    def measure_one(
-        self, observed: Sets, at: Tensor, around: Tensor, wanted: int, on_a_side: int
-    ) -> tuple[Tensor, ...]:
-        """Mean (p,), slope (p, p), covariance (p, p) of the score, data behind the mean and data behind all.
-
-        Args:
-            observed: A single set: its covariates are those of the simulated data, where the simulator has ``like``.
-            at: Expansion point, shape (p,).
-            around: Parameters of the simulated data, shape (p,).
-            wanted: Data for the mean and the covariance.
-            on_a_side: Data on either side for each column of the slope.
-        """
-        centre, scale = self._moments(observed, at, around, wanted), self.model.theta_scale.to(at)
+    def measured(
+        self, sets: Sets, at: Tensor, around: Tensor, wanted: Sequence[int], on_a_side: Sequence[int]
+    ) -> Centring:
+        """Measures with given numbers of data for each set: for the mean, and on either side of each slope."""
+        centre = self._moments(sets, at, around, wanted)
+        above, below = self._steps_inside(around, 1), self._steps_inside(around, -1)
         columns, total = [], centre.number
-        for j in range(len(at)):
-            step = self._step_inside(around, j, STEP * scale[j])
+        for j in range(at.shape[1]):
             state, sides = self.generator.get_state(), []
-            for side in (around + step, around - step):
+            for steps in (above, below):
+                point = around.clone()
+                point[:, j] += steps[:, j]
                 self.generator.set_state(state)
-                sides.append(self._moments(observed, at, side, on_a_side))
-            columns.append((sides[0].mean - sides[1].mean) / (2 * step[j]))
-            total += sides[0].number + sides[1].number
-        counts = (at.new_tensor(float(centre.number)), torch.tensor(total, device=at.device))
-        return centre.mean, torch.stack(columns, dim=-1), centre.covariance, *counts
+                sides.append(self._moments(sets, at, point, on_a_side))
+            columns.append((sides[0].mean - sides[1].mean) / (above - below)[:, j : j + 1])
+            total = total + sides[0].number + sides[1].number
+        slope = torch.stack(columns, dim=-1)
+        spread, count = centre.covariance, centre.number.to(at)
+        return Centring(around, centre.mean, slope, spread, spread, count, total.long())
 
-    def _moments(self, observed: Sets, at: Tensor, theta: Tensor, wanted: int) -> _Moments:
-        """Mean and covariance of the score of data drawn at parameters (p,)."""
-        total, outer, count = torch.zeros_like(at), at.new_zeros(len(at), len(at)), 0
-        for pairs in self._draws(observed, theta.to(observed.values.dtype).unsqueeze(0), wanted):
-            scores = self.model.row_scores(pairs, at)
-            first, second = scores.chunk(2)
-            total += scores.sum(0)
-            outer += (first - second).mT @ (first - second)
-            count += len(scores)
-        return _Moments(total / count, outer / count, count)
+    def _moments(self, sets: Sets, at: Tensor, theta: Tensor, wanted: Sequence[int]) -> _Moments:
+        """Mean and covariance of the score of data drawn at parameters (B, p)."""
+        num_sets, p = at.shape
+        total, outer, number = at.new_zeros(num_sets, p), at.new_zeros(num_sets, p * p), at.new_zeros(num_sets)
+        for rows, template in self._batches(sets, wanted):
+            pair = [self._draw(template, theta[rows].to(sets.values.dtype)) for _ in range(2)]
+            first, second = (self.model.row_scores(drawn, at[rows]) for drawn in pair)
+            gap = first - second
+            products = (gap.unsqueeze(-1) * gap.unsqueeze(-2)).flatten(1)
+            total.index_add_(0, rows, segment_sum(first + second, template.offsets))
+            outer.index_add_(0, rows, segment_sum(products, template.offsets))
+            number.index_add_(0, rows, 2 * template.sizes.to(number))
+        count = number.unsqueeze(-1)
+        return _Moments(total / count, (outer / count).unflatten(1, (p, p)), number)
 
-    def _draws(self, observed: Sets, theta: Tensor, wanted: int) -> Iterator[Sets]:
-        """Single sets whose second half is drawn under the conditions of the first, row by row."""
-        if not self.at_covariates or not observed.num_data:
-            rounds = math.ceil(wanted / self.chunk)
-            size = torch.tensor([2 * math.ceil(wanted / rounds / 2)], device=theta.device)
-            for _ in range(rounds):
-                yield simulate(self.simulator, theta, size, self.generator, observed.num_features)
-            return
-        like: Any = self.simulator
-        rounds = math.ceil(wanted / (2 * max(1, observed.num_data)))
-        for _, piece in observed.chunks(max(1, self.chunk // 2)):
-            copies = max(1, min(rounds, self.chunk // (2 * piece.num_data)))
-            rows = piece.values.repeat(2 * copies, 1)
-            for _ in range(math.ceil(rounds / copies)):
-                yield like.like(Sets.from_offsets(rows, [0, len(rows)]), theta, self.generator)
+    def _draw(self, template: Sets, theta: Tensor) -> Sets:
+        """New data for parameters (G, p), at the rows of a template, or as many as it has."""
+        if self.at_covariates:
+            like: Any = self.simulator
+            drawn: Sets = like.like(template, theta, self.generator)
+            return drawn
+        return simulate(self.simulator, theta, template.sizes, self.generator, template.num_features)
 
-    def _step_inside(self, point: Tensor, parameter: int, length: Tensor) -> Tensor:
-        """A step (p,) along one parameter, halved until both sides lie in the prior's support."""
-        step = torch.zeros_like(point)
-        step[parameter] = length
-        for _ in range(50):
-            if bool(supported(self.model.prior, torch.stack([point + step, point - step])).all()):
-                break
-            step = step / 2
-        return step
+    def _batches(self, sets: Sets, wanted: Sequence[int]) -> Iterator[tuple[Tensor, Sets]]:
+        """Numbers of sets (G,) and templates of as many rows as are wanted of each, by half: data are drawn in pairs.
+
+        A set that wants more rows than fit at once comes several times, in part or in whole.
+        """
+        rows: list[int] = []
+        parts: list[Tensor] = []
+        for i, part in self._parts(sets, wanted):
+            if parts and sum(map(len, parts)) + len(part) > self.chunk // 2:
+                yield self._template(rows, parts)
+                rows, parts = [], []
+            rows.append(i)
+            parts.append(part)
+        if parts:
+            yield self._template(rows, parts)
+
+    def _parts(self, sets: Sets, wanted: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
+        """Number of a set and rows of its template, at most half a chunk."""
+        most = max(1, self.chunk // 2)
+        for i, own in enumerate(sets.to_list()):
+            if not self.at_covariates:
+                blank = own.new_zeros(1, sets.num_features)
+                yield from ((i, part) for part in blank.expand(math.ceil(wanted[i] / 2), -1).split(most))
+                continue
+            rounds = math.ceil(wanted[i] / (2 * len(own)))
+            for piece in own.split(most):
+                copies = max(1, most // len(piece))
+                for done in range(0, rounds, copies):
+                    yield i, piece.repeat(min(copies, rounds - done), 1)
+
+    @staticmethod
+    def _template(rows: list[int], parts: list[Tensor]) -> tuple[Tensor, Sets]:
+        sizes = torch.tensor([0, *map(len, parts)], device=parts[0].device)
+        return torch.tensor(rows, device=parts[0].device), Sets(torch.cat(parts), sizes.cumsum(0))
+
+    def _steps_inside(self, points: Tensor, sign: int) -> Tensor:
+        """Steps (B, p) along each parameter in one direction, halved until they end in the prior's support."""
+        steps = (sign * STEP * self.model.theta_scale.to(points)).expand_as(points).clone()
+        for j in range(points.shape[1]):
+            for _ in range(50):
+                moved = points.clone()
+                moved[:, j] += steps[:, j]
+                inside = supported(self.model.prior, moved)
+                if bool(inside.all()):
+                    break
+                steps[:, j] = torch.where(inside, steps[:, j], steps[:, j] / 2)
+        return steps
+
+    def _expect_rows(self, sets: Sets, num_params: int) -> None:
+        """Raises :class:`DataError` where a covariance is to come from too few rows; an empty set needs none."""
+        few = ((sets.sizes > 0) & (sets.sizes <= num_params)).nonzero().flatten().tolist()
+        if few and self.spread == "observed":
+            raise DataError(
+                f"Sets {describe_rows(few)} have too few rows for the covariance of their scores; use "
+                '`spread="simulated"`.'
+            )
 
     def _observed_spread(self, sets: Sets, at: Tensor) -> Tensor:
         """Covariance (B, p, p) of the scores of observed rows."""
-        spreads = []
-        for i in range(len(sets)):
-            total, outer = torch.zeros_like(at[i]), at.new_zeros(at.shape[1], at.shape[1])
-            for _, piece in sets[i].chunks(self.chunk):
-                scores = self.model.row_scores(piece, at[i])
-                total += scores.sum(0)
-                outer += scores.mT @ scores
-            number = sets[i].num_data
-            if number <= at.shape[1]:
-                raise DataError(
-                    f"Set {i} has {number} rows, too few for their covariance; use `spread=\"simulated\"`."
-                )
-            spreads.append((outer - torch.outer(total, total) / number) / (number - 1))
-        return torch.stack(spreads)
-
-
-def stacked(around: Tensor, measured: list[tuple[Tensor, ...]]) -> Centring:
-    """The centring of B sets from what :meth:`Pools.measure_one` found of each; ``around`` has shape (B, p)."""
-    mean, slope, covariance, count, total = (torch.stack(column) for column in zip(*measured, strict=True))
-    return Centring(around, mean, slope, covariance, covariance, count, total)
+        num_sets, p = at.shape
+        total, outer = at.new_zeros(num_sets, p), at.new_zeros(num_sets, p * p)
+        for first, piece in sets.chunks(self.chunk):
+            rows = slice(first, first + len(piece))
+            scores = self.model.row_scores(piece, at[rows])
+            products = (scores.unsqueeze(-1) * scores.unsqueeze(-2)).flatten(1)
+            total[rows] += segment_sum(scores, piece.offsets)
+            outer[rows] += segment_sum(products, piece.offsets)
+        count = sets.sizes.to(at).view(-1, 1, 1)
+        mean = (total / count.squeeze(-1)).unsqueeze(-1)
+        spread: Tensor = (outer.unflatten(1, (p, p)) - count * mean @ mean.mT) / (count - 1)
+        return spread

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields, replace
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -38,10 +38,9 @@ SMALL_STEP = 0.01  # widths of the posterior: a local step that needs no other
 CENTRED_STEP = 1.0  # likewise a centred one, exact to a few hundredths of its length; three where the way is short
 NEAR = 0.05  # of the prior's standard deviation: so far from its point a local score is as good as at it
 ROUGH = 10.0  # the first pool is this many times smaller
+LONGEST = 1.0  # local step, in prior standard deviations
 LOCAL_PASSES = 5  # before pools take over: they find the root however far it is
 MOST_EXPANSIONS = 4
-
-State = TypeVar("State", Information, Centring)
 
 
 class LocalModel(Protocol):
@@ -74,6 +73,8 @@ def refined_estimate(
     """Local steps and centred ones; with a pilot, both on that many rows of each set, and then one pass over all."""
     if passes < 1:
         raise ConfigError(f"`passes` is {passes} but at least 1 was expected.")
+    if pilot is not None and pilot < 1:
+        raise ConfigError(f"`pilot` is {pilot} but at least 1 row of each set was expected.")
     if isinstance(centrer, StoredCentring):
         centrer.expect_law(sets)
     if pilot is not None:
@@ -89,7 +90,9 @@ def refined_estimate(
         found = _centred(model, sets, centrer, start, passes, pilot is not None)
     else:
         found = _local(model, sets, start, passes, centrer, pilot is not None)
-    return replace(found, num_passes=found.num_passes + number)
+    return replace(
+        found, num_passes=found.num_passes + number, num_simulated=found.num_simulated + first.num_simulated
+    )
 
 
 def _local(
@@ -102,17 +105,21 @@ def _local(
 ) -> Estimate:
     """Local steps from points (B, p), centred by a stored fit if there is one, until all are small or too many."""
     at, previous, number = start, start, 0
+    share, before = torch.ones_like(start[:, :1]), torch.zeros_like(start)
     while True:
-        raw, number = model.compress(sets, at=at), number + 1
+        raw, number = model.compress(sets, at), number + 1
         centring = None if stored is None else stored.at(at)
         posterior = (raw if centring is None else centring.apply(raw)).posterior(model.prior)
-        following = moved_inside(model.prior, posterior.mean, at)
-        settled = _widths(following - at, posterior.precision) < SMALL_STEP
+        step = posterior.mean - at
+        settled = _widths(moved_inside(model.prior, posterior.mean, at) - at, posterior.precision) < SMALL_STEP
         if one_pass:
-            settled = _trusted(model, posterior.mean - at, posterior, 3 * CENTRED_STEP)
+            settled = _trusted(model, step, posterior, 3 * CENTRED_STEP)
         if one_pass or number >= passes or bool(settled.all()):
             return _concluded(model, raw, centring, previous, settled, number)
-        at, previous = following, posterior.mean
+        back = (step * before / model.theta_scale.to(step) ** 2).sum(-1, keepdim=True) < 0
+        share, before = torch.where(back, share / 2, share), step  # a step that turns back has overshot
+        longest = (step.abs() / model.theta_scale.to(step)).amax(-1, keepdim=True).clamp(min=LONGEST) / LONGEST
+        at, previous = moved_inside(model.prior, at + share * step / longest, at), posterior.mean
 
 
 def _centred(
@@ -130,19 +137,20 @@ def _centred(
             break
         points = pools.shared(around[far])
         found, num_passes = pools.measure(sets[far], points, points, ROUGH), num_passes + 1
-        at, raw = at.index_copy(0, far, points), _updated(raw, far, model.compress(sets[far], points))
-        centring, simulated = _updated(centring, far, found), simulated.index_add(0, far, found.total_simulated)
+        at, raw = at.index_copy(0, far, points), _replaced(raw, far, model.compress(sets[far], points))
+        centring, simulated = centring.updated(far, found), simulated.index_add(0, far, found.total_simulated)
     settled, previous = torch.zeros(len(sets), dtype=torch.bool, device=sets.device), posterior.mean
     for _ in range(passes):
         left = (~settled).nonzero().flatten()
         around = around.index_copy(0, left, pools.shared(around[left], posterior.precision[left], at[left]))
         found = pools.measure(sets[left], at[left], around[left])
-        centring, simulated = _updated(centring, left, found), simulated.index_add(0, left, found.total_simulated)
-        posterior = centring.apply(raw).posterior(model.prior)
-        settled = _trusted(model, posterior.mean - around, posterior, 3 * CENTRED_STEP)
+        centring, simulated = centring.updated(left, found), simulated.index_add(0, left, found.total_simulated)
+        previous, posterior = posterior.mean, centring.apply(raw).posterior(model.prior)
+        following = moved_inside(model.prior, posterior.mean, around)
+        settled = _trusted(model, following - around, posterior, 3 * CENTRED_STEP)
         if bool(settled.all()):
             break
-        around, previous = moved_inside(model.prior, posterior.mean, around), posterior.mean
+        around = following
     return _concluded(model, raw, centring, previous, settled, num_passes, simulated)
 
 
@@ -178,7 +186,7 @@ def _trusted(model: LocalModel, step: Tensor, posterior: Gaussian, most_widths: 
     return (widths <= CENTRED_STEP) | ((way <= NEAR) & (widths <= most_widths))
 
 
-def _updated(whole: State, rows: Tensor, part: State) -> State:
-    """A state of B sets with that of some rows replaced."""
+def _replaced(whole: Information, rows: Tensor, part: Information) -> Information:
+    """The information of B sets, each with its own fiducial, with that of some rows replaced."""
     pairs = ((getattr(whole, field.name), getattr(part, field.name)) for field in fields(whole))
-    return type(whole)(*(old.index_copy(0, rows, new) for old, new in pairs))
+    return Information(*(old.index_copy(0, rows, new) for old, new in pairs))

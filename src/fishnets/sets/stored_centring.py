@@ -23,13 +23,13 @@ from fishnets.algebra.packing import pack_symmetric, packed_size, unpack_symmetr
 from fishnets.errors import ConfigError, DataError
 from fishnets.ragged import Sets
 from fishnets.sets.centring import Centring
-from fishnets.sets.pools import LocalModel, Pools, stacked
+from fishnets.sets.pools import LocalModel, Pools
 from fishnets.sets.sources import Simulator, simulate
 
 __all__ = ["StoredCentring", "fit_centring"]
 
 FEWEST_POINTS = 32
-DEGREES = (2, 4, 6, 8, 10)
+DEGREES = (2, 3, 4, 5, 6, 8, 10, 12, 16)
 LAW_SIZE = 4096  # rows of covariates remembered
 REFUSED = 1e-6  # a law is refused when as large a distance comes by chance this rarely
 
@@ -70,14 +70,21 @@ class StoredCentring:
         return Centring(points, intercept, slope.unflatten(1, (p, p)), spread, spread, number, none)
 
     def expect_law(self, sets: Sets) -> None:
-        """Raises :class:`DataError` unless the sets' covariates follow the law of the fit."""
+        """Raises :class:`DataError` unless the covariates, of all sets and of each one, follow the law of the fit."""
+        if not len(self.columns):
+            return
+        self._expect_law(sets.values, "the sets", REFUSED)
+        for i, rows in enumerate(sets.to_list()):
+            self._expect_law(rows, f"set {i}", REFUSED / len(sets))
+
+    def _expect_law(self, rows: Tensor, whose: str, chance: float) -> None:
         for position, column in enumerate(self.columns.tolist()):
-            observed = sets.values[:, column].to(self.law).sort().values
+            observed = rows[:, column].to(self.law).sort().values
             distance = _distance(observed, self.law[:, position])
-            allowed = math.sqrt(-math.log(REFUSED / 2) / 2 * (1 / max(1, len(observed)) + 1 / len(self.law)))
+            allowed = math.sqrt(-math.log(chance / 2) / 2 * (1 / max(1, len(observed)) + 1 / len(self.law)))
             if distance > allowed:
                 raise DataError(
-                    f"Column {column} of the sets follows another law than the covariates that the stored centring was "
+                    f"Column {column} of {whose} follows another law than the covariates that the stored centring was "
                     f"fitted under: their distributions differ by {distance:.3f}, and up to {allowed:.3f} would be "
                     "chance. Give `simulator=...`, whose `like` redraws data at the observed covariates, or "
                     "`centre=False`."
@@ -94,7 +101,6 @@ class StoredCentring:
 
 def fit_centring(
     model: LocalModel,
-    num_features: int,
     simulator: Simulator,
     num_data: int,
     num_points: int,
@@ -102,21 +108,24 @@ def fit_centring(
     chunk: int,
 ) -> StoredCentring:
     """Measures the local score at points of the prior and fits polynomials, for :meth:`Fishnet.fit_centring`."""
-    if num_points < FEWEST_POINTS or num_data < 100 * num_points:
+    p = len(model.prior.mean)
+    fewest = max(FEWEST_POINTS, math.ceil(4 * (p + 1) * (p + 2) / 3))  # a third more than two for each quadratic term
+    each = max(100, 50 * p)
+    if num_points < fewest or num_data < each * num_points:
         raise ConfigError(
-            f"`num_points` is {num_points} and `num_data` {num_data} but at least {FEWEST_POINTS} points with 100 data "
+            f"`num_points` is {num_points} and `num_data` {num_data} but at least {fewest} points with {each} data "
             "each were expected."
         )
     points = model.prior.sample(num_points, generator).to(torch.float64)
     few = points[:FEWEST_POINTS].float()
     size = torch.full((len(few),), LAW_SIZE // len(few), device=few.device)
-    typical = simulate(simulator, few, size, generator, num_features)
+    typical = simulate(simulator, few, size, generator, model.num_features)
     columns, law = _covariates(simulator, typical, few, generator)
     pools = Pools(model, _without_like(simulator), 0.5, "simulated", generator, chunk)
     half = num_data // (2 * num_points)
-    on_a_side = half // (2 * points.shape[1])
-    found = [pools.measure_one(typical, point, point, half, on_a_side) for point in points]
-    return _fitted(points, stacked(points, found), columns, law)
+    wanted, on_a_side = [half] * num_points, [half // (2 * points.shape[1])] * num_points
+    empty = Sets(typical.values[:0], torch.zeros(num_points + 1, dtype=torch.int64, device=points.device))
+    return _fitted(points, pools.measured(empty, points, points, wanted, on_a_side), columns, law)
 
 
 def _fitted(points: Tensor, measured: Centring, columns: Tensor, law: Tensor) -> StoredCentring:
@@ -178,7 +187,8 @@ def _covariates(
         columns = torch.zeros(0, dtype=torch.int64, device=typical.device)
     else:
         redrawn = like(typical, theta.to(typical.values), generator)
-        columns = (redrawn.values == typical.values).all(0).nonzero().flatten()
+        rounding = 16 * torch.finfo(typical.values.dtype).eps * typical.values.abs().amax(0)  # of a column read back
+        columns = ((redrawn.values - typical.values).abs() <= rounding).all(0).nonzero().flatten()
     return columns, typical.values[:, columns].to(torch.float64).sort(0).values
 
 
@@ -195,6 +205,7 @@ def _distance(a: Tensor, b: Tensor) -> float:
     """Kolmogorov-Smirnov distance of two sorted samples."""
     if not len(a):
         return 0.0
+    a, b = a.contiguous(), b.contiguous()
     both = torch.cat([a, b])
     gap = torch.searchsorted(a, both, right=True) / len(a) - torch.searchsorted(b, both, right=True) / len(b)
     return float(gap.abs().max())

@@ -4,7 +4,8 @@ from fishnets.simulators.gamma_population import GammaPopulation
 from fishnets.simulators.grid import GridPosterior
 from fishnets.simulators.linear_regression import LinearRegression
 from fishnets.simulators.normal import NormalSample
-from fishnets.simulators.supernovae import Supernovae, SupernovaPosterior
+from fishnets.simulators.supernova_posterior import SupernovaPosterior
+from fishnets.simulators.supernovae import Supernovae
 
 __all__ = [
     "GammaPopulation",

@@ -113,7 +113,7 @@ def adaptive_grid(
         if not bool(torch.isfinite(table.max())):
             raise DataError(
                 f"The log-density is {float(table.max())} at its largest on a grid from {start.tolist()} to "
-                f"{end.tolist()}; check the data for counts that no parameter of the prior explains."
+                f"{end.tolist()}; no parameter of the prior explains the data: check them for impossible values."
             )
         near = table > table.max() - DEPTH
         settled = True

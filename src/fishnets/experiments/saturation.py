@@ -1,0 +1,401 @@
+r"""Saturation: how much of the information an estimate keeps as sets grow, from ten data to a million.
+
+Four problems with exact answers: linear regression, a normal sample of unknown mean and variance, the gamma population
+and the censored one. Three estimators: *plain*, the paper's method (one global expansion, trained at the set size that
+suits it best); *onestep*, local networks stepped to their root; *centred*, the same with the score centred by
+simulation. Test sets come from sixteen fixed parameters, a grid that keeps 8 % of the box (or 1.2 prior standard
+deviations) away from the edges. With the exact Fisher matrix :math:`n F_1(\theta)`,
+
+.. math::
+    \chi^2 = 1 + \left\langle (\hat\theta-\theta)^\top [n F_1] (\hat\theta-\theta) - t^\top [n F_1]^{-1} t
+    \right\rangle / p, \qquad
+    \text{efficiency} = \frac{1}{1 + \langle \delta^\top [n F_1]\, \delta \rangle / p},
+
+where :math:`t` is the exact score at the truth and :math:`\delta` the distance from the exact posterior mean or, in
+sets of more than 500, from the exact step :math:`\theta + [n F_1]^{-1} t`. One is the Cramér-Rao bound; at small n a
+prior can push :math:`\chi^2` below it, so there the exact posterior mean stands beside. The networks of linear
+regression also meet the shifted laws of noise and covariates of the robustness study. There is one protocol, *clean*;
+the paper has no such experiment.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fishnets.errors import ConfigError
+from fishnets.experiments.candidates import checkpoint_path, expect_choices
+from fishnets.experiments.records import Metric, metric
+from fishnets.experiments.robustness import LAWS, SIZES
+from fishnets.inference.efficiency import efficiency, mean_with_error, paired_chi2
+from fishnets.networks import Gated
+from fishnets.priors import Box
+from fishnets.ragged import Sets
+from fishnets.sets import Estimate, Fishnet, load
+from fishnets.simulators import GammaPopulation, LinearRegression, NormalSample
+
+__all__ = ["METHODS", "Config", "Problem", "Result", "config_for", "fixed_parameters", "run"]
+
+Name = Literal["linear", "normal", "gamma", "censored"]
+Simulator = LinearRegression | NormalSample | GammaPopulation
+METHODS = ("plain", "onestep", "centred")
+MARGIN = 0.08  # of the box, at either edge
+FAR = 1.2  # prior standard deviations, of the outermost parameters under a Normal prior
+GRID = 4  # parameters along each axis
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A problem and how its networks are trained.
+
+    Args:
+        name: Which problem.
+        size: Range of set sizes that the local networks are trained on.
+        plain_size: That of the plain method.
+        loss: Share of the information that simulations may cost.
+    """
+
+    name: Name
+    size: tuple[int, int] = (5, 100)
+    plain_size: tuple[int, int] = (500, 500)
+    loss: float = 0.02
+
+
+@dataclass(frozen=True)
+class Config:
+    """What to train and where to test it; ``sets_per_parameter`` holds pairs of a set size and a number of sets."""
+
+    preset: str
+    protocol: str
+    problems: tuple[Problem, ...]
+    sets_per_parameter: tuple[tuple[int, int], ...]
+    width: int = 32
+    members: int = 4
+    steps: int = 20_000
+    plain_steps: int = 10_000
+    batch_data: int = 100_000
+    learning_rate: float = 5e-3
+    exact_up_to: int = 500
+    pilot: tuple[int, int] = (100_000, 20_000)
+    shift: bool = True
+    half: bool = True
+    seed: int = 0
+    device: str = "cpu"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        fields = {k: getattr(self, k) for k in self.__dataclass_fields__ if k != "problems"}
+        return fields | {"problems": [asdict(problem) for problem in self.problems]}
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """Metrics by name."""
+
+    config: Config
+    metrics: dict[str, Metric]
+    seconds: float
+
+
+PROBLEMS = (
+    Problem("gamma"),
+    Problem("linear", plain_size=(10, 1_000), loss=0.005),
+    Problem("censored"),
+    Problem("normal"),
+)
+
+
+def config_for(preset: str, protocol: str, seed: int = 0, device: str = "cpu") -> Config:
+    """The config of a preset: ``"smoke"`` (seconds), ``"quick"`` (two CPU cores, minutes) or ``"paper"`` (a GPU).
+
+    Example:
+        >>> [problem.name for problem in config_for("paper", "clean").problems]
+        ['gamma', 'linear', 'censored', 'normal']
+    """
+    expect_choices(preset, protocol)
+    if protocol != "clean":
+        raise ConfigError(
+            'The protocol "published" was asked for, but the paper has no experiment on saturation; use "clean".'
+        )
+    sizes = ((10, 64), (100, 24), (500, 32), (2_000, 24), (10_000, 24), (100_000, 16), (1_000_000, 12))
+    config = Config(preset, protocol, PROBLEMS, sizes, seed=seed, device=device)
+    if preset == "paper":
+        return config
+    if preset == "quick":
+        return replace(
+            config,
+            problems=tuple(replace(problem, plain_size=(10, 200)) for problem in PROBLEMS),
+            sets_per_parameter=((10, 8), (500, 4), (10_000, 4)),
+            width=16,
+            members=1,
+            steps=4_000,
+            plain_steps=3_000,
+            batch_data=3_200,
+            half=False,
+        )
+    return replace(
+        config,
+        problems=tuple(replace(problem, size=(5, 20), plain_size=(5, 20), loss=0.4) for problem in PROBLEMS[1::2]),
+        sets_per_parameter=((5, 1), (30, 1)),
+        width=8,
+        members=1,
+        steps=300,
+        plain_steps=100,
+        batch_data=400,
+        exact_up_to=5,
+        pilot=(30, 10),
+        half=False,
+    )
+
+
+def run(config: Config, checkpoints: Path | None = None, progress: bool | None = None) -> Result:
+    """Trains the networks of every problem and measures the three estimators at every size.
+
+    Args:
+        config: What to do.
+        checkpoints: Folder for trained networks and finished measurements, from which an interrupted run continues.
+        progress: Whether to show progress bars.
+
+    Returns:
+        Metrics.
+    """
+    started, metrics = time.monotonic(), dict[str, Metric]()
+    for problem in config.problems:
+        study = _Study(config, problem, checkpoints, progress)
+        metrics |= study.training()
+        for size, number in config.sets_per_parameter:
+            metrics |= study.remembered(f"{problem.name}-{size}", partial(study.measure, size, number))
+        if problem.name == "linear" and config.shift:
+            number = max(number for _, number in config.sets_per_parameter)
+            for law in ("A", "C"):
+                metrics |= study.remembered(f"linear-{law}", partial(study.under_shift, law, number))
+    return Result(config, metrics, time.monotonic() - started)
+
+
+def simulator_of(name: Name) -> Simulator:
+    """The simulator of a problem, with the features that networks learn from best."""
+    simulators: dict[Name, Simulator] = {
+        "linear": LinearRegression("log"),
+        "normal": NormalSample(),
+        "gamma": GammaPopulation(None, "log"),
+        "censored": GammaPopulation(25, "log"),
+    }
+    return simulators[name]
+
+
+def fixed_parameters(simulator: Simulator) -> Tensor:
+    """The sixteen test parameters of a problem, shape (16, 2), float64.
+
+    Example:
+        >>> fixed_parameters(LinearRegression())[:2]
+        tensor([[-1.2000, -1.2000],
+                [-1.2000, -0.4000]], dtype=torch.float64)
+    """
+    prior = simulator.prior
+    if isinstance(prior, Box):
+        low, high = prior.low + MARGIN * (prior.high - prior.low), prior.high - MARGIN * (prior.high - prior.low)
+    else:
+        spread = prior.covariance.diagonal().sqrt()
+        low, high = prior.mean - FAR * spread, prior.mean + FAR * spread
+    shares = torch.linspace(0, 1, GRID, dtype=torch.float64)
+    return low + torch.cartesian_prod(shares, shares) * (high - low)
+
+
+@dataclass(frozen=True, eq=False)
+class _Tested:
+    """Test sets of one parameter, and what is known of them exactly."""
+
+    theta: Tensor  # (T, 2)
+    sets: Sets
+    fisher: Tensor  # (T, 2, 2)
+    score: Tensor  # at the truth, (T, 2)
+    exact: Tensor  # the exact estimate, (T, 2)
+
+
+class _Study:
+    """One problem: its networks and its measurements."""
+
+    def __init__(self, config: Config, problem: Problem, checkpoints: Path | None, progress: bool | None) -> None:
+        self.config, self.problem, self.checkpoints, self.progress = config, problem, checkpoints, progress
+        self.simulator = simulator_of(problem.name)
+        self.models: dict[str, Fishnet] = {}
+
+    def training(self) -> dict[str, Metric]:
+        """Trains both models, or takes those of an earlier start, and says what it took."""
+        found: dict[str, Metric] = {}
+        for kind in ("refined", "plain"):
+            found |= self.remembered(f"{self.problem.name}-{kind}", partial(self._train, kind))
+            if kind not in self.models:
+                path = self._path(f"{self.problem.name}-{kind}.fishnet")
+                assert path is not None
+                self.models[kind] = load(path, device=self.config.device)
+        return found
+
+    def _train(self, kind: str) -> dict[str, Metric]:
+        config, problem, refine = self.config, self.problem, kind == "refined"
+        simulator = self.simulator
+        model = Fishnet(
+            simulator.num_features,
+            simulator.prior,
+            Gated(config.width, 2),
+            config.members,
+            config.seed,
+            shared=True,
+            refine=refine,
+        )
+        size = problem.size if refine else problem.plain_size
+        history = model.fit(
+            simulator,
+            size=size,
+            steps=config.steps if refine else config.plain_steps,
+            batch_data=max(config.batch_data, 32 * size[1]),  # few sets make a poor gradient
+            learning_rate=config.learning_rate,
+            checkpoint=checkpoint_path(self.checkpoints, f"{problem.name}-{kind}"),
+            device=config.device,
+            progress=self.progress,
+        )
+        self.models[kind] = model
+        path = self._path(f"{problem.name}-{kind}.fishnet")
+        if path is not None:
+            model.save(path)
+        stem = f"{problem.name}/{kind}"
+        return {
+            f"seconds/training/{stem}": Metric(history.seconds, 0.0),
+            f"data/training/{stem}": Metric(float(history.num_data), 0.0),
+            f"weights/{stem}": Metric(float(model.num_weights), 0.0),
+        }
+
+    def measure(self, size: int, number: int) -> dict[str, Metric]:
+        """All estimators on sets of one size."""
+        return self._measured(self.problem.name, self.simulator, size, number)
+
+    def under_shift(self, law: str, number: int) -> dict[str, Metric]:
+        """All estimators on sets of another law of noise and covariates."""
+        shifted = replace(LAWS[law], features="log")
+        return self._measured(f"linear-{law}", shifted, SIZES[law] if self.config.preset != "smoke" else 30, number)
+
+    def _measured(self, label: str, simulator: Simulator, size: int, number: int) -> dict[str, Metric]:
+        estimates: dict[str, list[Tensor]] = {method: [] for method in METHODS}
+        tested, refined, seconds = list[_Tested](), list[Estimate](), 0.0
+        for i, theta in enumerate(fixed_parameters(simulator)):
+            one = self._test_sets(simulator, theta, size, number, seed=1_000 * size + i)
+            began = time.monotonic()
+            found = self._centred(simulator, one.sets, size)
+            seconds += time.monotonic() - began
+            estimates["centred"].append(found.mean.cpu())
+            estimates["onestep"].append(self._local(one.sets, size).mean.cpu())
+            estimates["plain"].append(self.models["plain"].estimate(one.sets).mean.cpu())
+            refined.append(found)
+            tested.append(replace(one, sets=one.sets[:0]))  # the rows are not needed any more
+        means = {method: torch.cat(parts) for method, parts in estimates.items()}
+        if size <= self.config.exact_up_to:
+            means["exact"] = torch.cat([one.exact for one in tested]).cpu()
+        metrics = _compared(label, size, tested, means)
+        return metrics | _said(label, size, refined, tested, seconds)
+
+    def _centred(self, simulator: Simulator, sets: Sets, size: int) -> Estimate:
+        above, pilot = self.config.pilot
+        return self.models["refined"].estimate(
+            sets,
+            simulator=simulator,
+            loss=self.problem.loss,
+            pilot=pilot if size >= above else None,
+            generator=torch.Generator(sets.device).manual_seed(self.config.seed + size),
+            **self._how(),
+        )
+
+    def _local(self, sets: Sets, size: int) -> Estimate:
+        return self.models["refined"].estimate(sets, **self._how())
+
+    def _how(self) -> dict[str, Any]:
+        on_gpu = self.config.device == "cuda"
+        return {"chunk": 2**21 if on_gpu else 2**18, "precision": "bfloat16" if self.config.half else "input"}
+
+    def _test_sets(self, simulator: Simulator, theta: Tensor, size: int, number: int, seed: int) -> _Tested:
+        device = self.config.device
+        generator = torch.Generator(device).manual_seed(3_000_000 + seed + self.config.seed)
+        rows = theta.float().expand(number, -1).to(device)
+        sets = simulator(rows, torch.full((number,), size, device=device), generator)
+        truth = rows.double()
+        fisher = (size * simulator.fisher_per_datum(theta.float())).to(device).expand(number, -1, -1)
+        if isinstance(simulator, LinearRegression):
+            at_truth = simulator.information(sets, truth[0])
+            score, exact = at_truth.score, simulator.posterior(sets).mean
+        else:
+            score = simulator.score(sets, truth)
+            exact = truth + torch.linalg.solve(fisher, score)
+            if size <= self.config.exact_up_to:
+                exact = torch.stack([simulator.posterior(sets[i]).mean for i in range(number)])
+        return _Tested(truth, sets, fisher, score, exact)
+
+    def remembered(self, name: str, measure: Callable[[], dict[str, Metric]]) -> dict[str, Metric]:
+        """What was measured, now or in an interrupted run of the same config."""
+        path = self._path(f"{name}.json")
+        if path is not None and path.exists():
+            stored = json.loads(path.read_text())
+            if stored["config"] == json.loads(json.dumps(self.config.to_dict())):
+                return {key: Metric(**value) for key, value in stored["metrics"].items()}
+        found = measure()
+        if path is not None:
+            text = json.dumps({"config": self.config.to_dict(), "metrics": {k: asdict(v) for k, v in found.items()}})
+            path.write_text(text)
+        return found
+
+    def _path(self, name: str) -> Path | None:
+        if self.checkpoints is None:
+            return None
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        return self.checkpoints / name
+
+
+def _compared(label: str, size: int, tested: list[_Tested], means: dict[str, Tensor]) -> dict[str, Metric]:
+    """Figures of merit of every method: over all test sets, and at the worst of the sixteen parameters."""
+    found = {}
+    columns = {name: [getattr(one, name).cpu() for one in tested] for name in ("theta", "score", "fisher", "exact")}
+    theta, score, fisher, exact = (torch.cat(column) for column in columns.values())
+    number = len(columns["theta"][0])
+    for method, mean in means.items():
+        name = f"{label}/{method}/n={size}"
+        bound = 1.0 if size > 500 else None
+        found[f"chi2/{name}"] = metric(paired_chi2(mean, theta, score, fisher), bound=bound)
+        if method != "exact":
+            found[f"efficiency/{name}"] = metric(efficiency(mean, exact, fisher), bound=1.0)
+        if number > 1:
+            parts = [slice(i, i + number) for i in range(0, len(theta), number)]
+            each = [paired_chi2(mean[part], theta[part], score[part], fisher[part]) for part in parts]
+            found[f"chi2-worst/{name}"] = metric(max(each, key=lambda one: one.value), bound=bound)
+    return found
+
+
+def _said(
+    label: str, size: int, refined: list[Estimate], tested: list[_Tested], seconds: float
+) -> dict[str, Metric]:
+    """What the centred estimates say of themselves: coverage of their intervals, cost, and whether they settled."""
+    name = f"{label}/centred/n={size}"
+    error = torch.cat([(one.mean - test.theta).cpu() for one, test in zip(refined, tested, strict=True)])
+    learned = torch.cat([one.fisher_covariance.cpu() for one in refined]).diagonal(dim1=-2, dim2=-1).sqrt()
+    sandwich = torch.cat([one.standard_deviation.cpu() for one in refined])
+    found = {}
+    for level, width in ((68, 0.9944578832097531), (95, 1.959963984540054)):
+        bound = math.erf(width / math.sqrt(2))
+        for kind, spread in (("centred", sandwich), ("learned", learned)):
+            inside = (error.abs() <= width * spread).to(torch.float64).mean(1)
+            found[f"coverage{level}/{label}/{kind}/n={size}"] = metric(mean_with_error(inside), bound=bound)
+    simulated = torch.cat([one.num_simulated.cpu().double() for one in refined])
+    settled = torch.cat([one.settled.cpu().double() for one in refined])
+    noise = torch.cat([one.added_noise.cpu() for one in refined])
+    found[f"simulated-per-estimate/{name}"] = metric(mean_with_error(simulated))
+    found[f"added-noise/{name}"] = metric(mean_with_error(noise))
+    found[f"settled/{name}"] = metric(mean_with_error(settled), bound=1.0)
+    found[f"passes/{name}"] = Metric(float(max(one.num_passes for one in refined)), 0.0)
+    found[f"seconds-per-estimate/{name}"] = Metric(seconds / len(error), 0.0)
+    return found

@@ -13,8 +13,11 @@ from typer.testing import CliRunner
 
 import fishnets as fn
 from fishnets.cli import app
+from fishnets.cli.options import command_line
+from fishnets.errors import ConfigError
 from fishnets.experiments import EXPERIMENTS, read_record
 
+OURS = {"saturation", "supernovae"}  # experiments that the paper does not have: there is nothing published to repeat
 SMALL = ["--preset", "smoke", "--device", "cpu"]
 
 
@@ -70,12 +73,21 @@ def test_a_dry_run_prints_the_config_and_writes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", EXPERIMENTS)
 @pytest.mark.parametrize("protocol", ["clean", "published"])
 def test_every_experiment_prints_its_config(
-    name: str, protocol: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    protocol: str,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    given = ["--data", str(union_table(tmp_path_factory.mktemp("data")))] if EXPERIMENTS[name].read else []
     for preset in ("smoke", "quick", "paper"):
-        choices = ["--preset", preset, "--protocol", protocol, "--seed", "3", "--device", "cpu"]
+        choices = ["--preset", preset, "--protocol", protocol, "--seed", "3", "--device", "cpu", *given]
         done = CliRunner().invoke(app, ["reproduce", name, *choices, "--dry-run"])
+        if protocol == "published" and name in OURS:
+            assert isinstance(done.exception, ConfigError)
+            assert "the paper has no" in str(done.exception)
+            continue
         assert done.exit_code == 0, done.output
         found = json.loads(done.stdout)
         assert [found[key] for key in ("preset", "protocol", "seed", "device")] == [preset, protocol, 3, "cpu"]
@@ -100,6 +112,33 @@ def test_reproduce_robustness_writes_a_record_and_figures(tmp_path: Path) -> Non
     assert not (folder / "checkpoints").exists(), "the same command starts anew"
 
 
+def union_table(folder: Path) -> Path:
+    """A made-up table in the layout of Union2.1."""
+    path = folder / "some-table.txt"
+    path.write_text("# made up\na 0.05 36.8 0.2 0.1\nb 0.5 42.3 0.2 0.1\nc 1.0 44.1 0.3 0.1\n")
+    return path
+
+
+def test_a_data_file_is_recorded_by_name_and_hash_alone(tmp_path: Path) -> None:
+    path = union_table(tmp_path)
+    done = fishnets("reproduce", "supernovae", *SMALL, "--data", str(path), "--dry-run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["table"]
+    assert (found["name"], found["num_data"], len(found["sha256"])) == ("some-table.txt", 3, 64)
+    assert str(tmp_path) not in done.stdout
+
+
+@pytest.mark.parametrize("typed", [["--data", "{}"], ["--data={}"]])
+def test_the_recorded_command_names_no_folder(
+    typed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "some-table.txt"
+    monkeypatch.setattr(sys, "argv", ["fishnets", "reproduce", "supernovae", *(w.format(path) for w in typed)])
+    expected = " ".join(["fishnets reproduce supernovae", *(w.format("some-table.txt") for w in typed)])
+    assert command_line(path) == expected
+    assert str(tmp_path) in command_line()
+
+
 def test_an_unknown_experiment_is_told_all_there_are() -> None:
     done = CliRunner().invoke(app, ["reproduce", "nonsense"])
     assert done.exit_code == 2
@@ -122,6 +161,9 @@ def test_info_describes_a_model(tmp_path: Path) -> None:
     ("arguments", "code", "message"),
     [
         (["reproduce", "nonsense"], 2, 'There is no experiment "nonsense"; the experiments are: linear-scaling'),
+        (["reproduce", "supernovae"], 1, "give --data PATH, where PATH is the Union2.1 compilation of the Supernova"),
+        (["reproduce", "supernovae", "--data", "no.txt"], 1, "There is no file no.txt. The table is the Union2.1"),
+        (["reproduce", "robustness", "--data", "no.txt"], 1, 'the experiment "robustness" reads no file; leave it'),
         (["info", "nothing.fishnet"], 1, "There is no file nothing.fishnet"),
         (["reproduce", "linear-scaling", "--preset", "huge"], 2, "huge"),
         (["nonsense"], 2, "nonsense"),

@@ -17,7 +17,20 @@ from fishnets import Information, Sets
 from fishnets.priors import Normal, Prior
 from fishnets.sets.pools import Pools
 
-__all__ = ["BIAS", "TURN", "Counted", "Line", "Location", "Stub", "biased", "of_line", "of_location", "pools"]
+__all__ = [
+    "BIAS",
+    "STANDARD",
+    "TURN",
+    "Counted",
+    "Curved",
+    "Line",
+    "Location",
+    "Stub",
+    "biased",
+    "of_line",
+    "of_location",
+    "pools",
+]
 
 TURN = torch.tensor([[1.5, 0.4], [-0.3, 0.8]], dtype=torch.float64)
 BIAS = torch.tensor([0.3, -0.2], dtype=torch.float64)
@@ -36,6 +49,18 @@ class Location:
     def score(values: Tensor, points: Tensor) -> Tensor:
         """The exact score of each row at its point."""
         return values - points
+
+
+class Curved(Location):
+    """Rows d ~ N(sinh(2θ)/2, 1): what a step of a parameter does depends on where it is."""
+
+    def __call__(self, theta: Tensor, size: Tensor, generator: torch.Generator) -> Sets:
+        return super().__call__(torch.sinh(2 * theta) / 2, size, generator)
+
+    @staticmethod
+    def score(values: Tensor, points: Tensor) -> Tensor:
+        """The residual of each row, the score but for its slope."""
+        return values - torch.sinh(2 * points) / 2
 
 
 @dataclass(frozen=True)
@@ -105,6 +130,7 @@ class Stub:
         turn: Turns and scales the score, shape (p, p).
         bias: Added to the score of each row (n, d), shape (n, p) or (p,).
         says: The Fisher matrix of a datum that the model claims, shape (p, p).
+        num_features: Width of a datum.
         seen: Data of every call of ``compress``.
     """
 
@@ -113,6 +139,7 @@ class Stub:
     turn: Tensor
     bias: Callable[[Tensor], Tensor]
     says: Tensor
+    num_features: int = 2
     seen: list[int] = field(default_factory=list)
 
     @property

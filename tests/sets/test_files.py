@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
-from tests.sets.helpers import FACTORS, PRIOR, QUICK, SIMULATOR, Disc, same_weights, some_sets, stored, tiny
+from tests.sets.helpers import FACTORS, PRIOR, QUICK, SIMULATOR, Disc, generator, same_weights, some_sets, stored, tiny
 
 from fishnets import Fishnet, Sets, load
-from fishnets.errors import ConfigError, DataError, FileFormatError, SupportError
+from fishnets.errors import ConfigError, ConvergenceWarning, DataError, FileFormatError, SupportError
 from fishnets.networks import MLP, Gated
 from fishnets.priors import Box, Moments, Normal
+from fishnets.sets import pools
 from fishnets.sets.container import read_container, write_container
 from fishnets.sets.files import describe
+from fishnets.simulators import LinearRegression, NormalSample
 
 PRIORS = [PRIOR, Normal([1.0, -2.0], [[4.0, 0.5], [0.5, 0.25]]), Box([-3.0, 0.0], [3.0, 5.0])]
 
@@ -77,6 +80,132 @@ def test_saving_and_loading_touch_no_random_state(path: Path) -> None:
     tiny().save(path)
     load(path)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+AT = torch.tensor([[0.1, -1.0], [0.5, 0.5], [-2.0, 0.3], [0.0, 0.0], [1.0, 1.5]], dtype=torch.float64)
+
+
+def same_refined(a: Fishnet, b: Fishnet, **settings: Any) -> bool:
+    """Whether local information and refined estimates are equal to the last bit."""
+    for sets in (some_sets(), some_sets(torch.float32)):
+        left, right = a.compress(sets, at=AT), b.compress(sets, at=AT)
+        if not (torch.equal(left.score, right.score) and torch.equal(left.fisher, right.fisher)):
+            return False
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # too little trained to settle
+            estimates = [model.estimate(sets, passes=3, **settings) for model in (a, b)]
+        names = ("mean", "precision", "previous", "settled", "added_noise", "num_simulated")
+        if not all(torch.equal(*(getattr(estimate, name) for estimate in estimates)) for name in names):
+            return False
+    return True
+
+
+@pytest.mark.parametrize("prior", [PRIOR, Box([-3.0, -4.0], [3.0, 5.0])], ids=["normal", "box"])
+@pytest.mark.parametrize("shared", [True, False])
+def test_loaded_model_with_local_networks_is_bit_equal(
+    prior: Any, shared: bool, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pools, "SMALLEST_POOL", 1000)
+    monkeypatch.setattr(pools, "SLOPE_POOL", (1000, 1000))
+    model = tiny(prior, shared=shared, members=2, seed=3, refine=True)
+    model.fit(SIMULATOR, **QUICK)
+    model.save(path)
+    loaded = load(path)
+    assert same_weights(loaded, model)
+    assert same_outputs(loaded, model)
+    assert loaded.recipe.refine
+    assert loaded.centring is None
+    assert same_refined(loaded, model)
+    assert same_refined(loaded, model, simulator=SIMULATOR)
+    assert same_refined(loaded, model, simulator=SIMULATOR, pilot=5)
+    again = QUICK | {"learning_rate": 1e-3}
+    model.fit(SIMULATOR, **again)
+    loaded.fit(SIMULATOR, **again)
+    assert same_weights(loaded, model), "a second fit goes on from the same state"
+
+
+def test_loaded_model_keeps_its_stored_centring(path: Path) -> None:
+    model = tiny(members=2, refine=True)
+    model.fit(SIMULATOR, **QUICK)
+    stored_centring = model.fit_centring(SIMULATOR, num_data=10_000, num_points=40)
+    model.save(path)
+    loaded = load(path)
+    assert loaded.centring is not None
+    for name, tensor in stored_centring.tensors().items():
+        assert torch.equal(loaded.centring.tensors()[name], tensor), name
+        assert loaded.centring.tensors()[name].dtype == tensor.dtype
+    assert same_refined(loaded, model)
+    assert same_refined(loaded, model, centre=True)
+    assert same_refined(loaded, model, centre=False)
+    other = LinearRegression("log", x_range=(0.0, 3.0))(torch.zeros(1, 2), torch.tensor([500]), generator())
+    with pytest.raises(DataError, match=r"Column 1 of the sets follows another law"):
+        loaded.estimate(other)
+
+
+def test_a_centring_without_covariates_is_kept_too(path: Path) -> None:
+    simulator = NormalSample()
+    model = Fishnet(1, simulator.prior, Gated(8, 1), refine=True)
+    model.fit(simulator, **QUICK)
+    model.fit_centring(simulator, num_data=10_000, num_points=40)
+    model.save(path)
+    loaded = load(path)
+    assert loaded.centring is not None
+    assert loaded.centring.columns.tolist() == []
+    assert model.centring is not None
+    points = simulator.prior.sample(50, generator())
+    found, expected = loaded.centring.at(points), model.centring.at(points)
+    for name in ("intercept", "slope", "spread", "num_simulated"):
+        assert torch.equal(getattr(found, name), getattr(expected, name)), name
+
+
+def test_description_counts_the_weights_of_local_networks(path: Path) -> None:
+    model = tiny(members=2, refine=True)
+    model.save(path)
+    description = describe(path)
+    assert description["refine"] is True
+    assert description["num_weights"] == model.num_weights
+    model.fit(SIMULATOR, **QUICK)
+    model.fit_centring(SIMULATOR, num_data=10_000, num_points=40)
+    model.save(path)
+    assert describe(path)["num_weights"] == model.num_weights
+    assert json.loads(json.dumps(describe(path))) == describe(path)
+
+
+def test_damaged_centring_is_refused(path: Path) -> None:
+    model = tiny(refine=True)
+    model.fit(SIMULATOR, **QUICK)
+    model.fit_centring(SIMULATOR, num_data=10_000, num_points=40)
+    model.save(path)
+    header, tensors = read_container(path, "model")
+    del tensors["centring.law"]
+    write_container(path, "model", header, tensors)
+    with pytest.raises(FileFormatError, match=r"does not describe a model this release can build: .*'law'"):
+        load(path)
+
+
+def test_a_file_from_before_local_networks_is_read(path: Path) -> None:
+    model = tiny()
+    model.save(path)
+    header, tensors = read_container(path, "model")
+    del header["recipe"]["refine"]
+    write_container(path, "model", header, tensors)
+    loaded = load(path)
+    assert not loaded.recipe.refine
+    assert same_outputs(loaded, model)
+
+
+def test_prior_known_by_its_moments_still_refines(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "SMALLEST_POOL", 1000)
+    monkeypatch.setattr(pools, "SLOPE_POOL", (1000, 1000))
+    model = tiny(Disc(), refine=True)
+    model.fit(SIMULATOR, **QUICK)
+    model.save(path)
+    loaded = load(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        found = loaded.estimate(some_sets(), simulator=SIMULATOR)
+    assert bool(found.inside.all()), "where the prior's support is unknown, all is allowed"
+    assert same_refined(load(path, prior=Disc()), model)
 
 
 def test_header_is_json_and_holds_the_recipe(path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.sets.helpers import generator
-from tests.sets.stubs import BIAS, TURN, Counted, Line, Location, of_line, of_location, pools
+from tests.sets.stubs import BIAS, TURN, Counted, Line, Location, Stub, biased, of_line, of_location, pools
 from torch import Tensor
 
 from fishnets import Sets
@@ -204,6 +204,31 @@ def test_steps_stay_in_the_support_of_the_prior(distance: float) -> None:
     torch.testing.assert_close(found.slope[0], TURN, rtol=0, atol=1e-14 / distance)
 
 
+class Decays:
+    """Rows k ~ Poisson(θ) in each dimension: no smooth function of the parameters and the same random numbers."""
+
+    def __call__(self, theta: Tensor, size: Tensor, generator: torch.Generator) -> Sets:
+        rates = theta.repeat_interleave(size, dim=0)
+        return Sets(torch.poisson(rates, generator=generator), torch.cat([size.new_zeros(1), size.cumsum(0)]))
+
+    @staticmethod
+    def score(values: Tensor, points: Tensor) -> Tensor:
+        return values / points - 1
+
+
+@pytest.mark.parametrize("distance", [0.0, 1e-6, 0.01, 0.3])
+def test_a_slope_at_an_edge_is_as_good_as_elsewhere(distance: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the support ends, one side of the slope comes from a shorter step, or none; the other side does not."""
+    monkeypatch.setattr(module, "SLOPE_POOL", (50_000, 50_000))
+    box, simulator = Box([1.0, 1.0], [3.0, 3.0]), Counted(Decays())
+    model = Stub(Decays.score, box, torch.eye(2, dtype=torch.float64), biased(BIAS), torch.eye(2, dtype=torch.float64))
+    around = torch.tensor([[1.0 + distance, 3.0 - distance]], dtype=torch.float64)
+    found = pools(model, simulator).measure(location_sets(10), around, around)
+    theta = torch.cat(simulator.theta)
+    assert bool(((theta >= box.low) & (theta <= box.high)).all())
+    torch.testing.assert_close(found.slope[0], torch.diag(1 / around[0]), rtol=0, atol=0.3)
+
+
 def test_an_empty_set_is_left_without_information() -> None:
     for model, simulator in ((of_location(), Location()), (of_line(), Line())):
         sets = simulator(torch.zeros(3, 2, dtype=torch.float64), torch.tensor([0, 200, 0]), generator(1))
@@ -266,5 +291,12 @@ def test_simulator_that_returns_the_wrong_thing_is_refused() -> None:
     def wrong(theta: Tensor, size: Tensor, generator: torch.Generator) -> Any:
         return Location()(theta, size, generator).values
 
-    with pytest.raises(DataError, match=r"The simulator returned a Tensor but `fishnets.Sets` was expected"):
+    class Wrong(Line):
+        def like(self, sets: Sets, theta: Tensor, generator: torch.Generator) -> Any:
+            return super().like(sets, theta, generator).values
+
+    message = r"The simulator returned a Tensor but `fishnets.Sets` was expected"
+    with pytest.raises(DataError, match=message):
         pools(of_location(), wrong).measure(location_sets(3), AT, AT)
+    with pytest.raises(DataError, match=message):
+        pools(of_line(), Wrong()).measure(line_sets(3), AT, AT)

@@ -80,6 +80,36 @@ def test_resuming_on_stored_sets(number, error, tmp_path: Path, monkeypatch: pyt
     assert same_weights(second, whole)
 
 
+@pytest.mark.parametrize("prior", [SIMULATOR.prior, Box([-4.0, -4.0], [4.0, 4.0])], ids=["normal", "box"])
+def test_resuming_a_model_with_local_networks(prior: Any, tmp_path: Path) -> None:
+    whole, first, second = (tiny(prior, refine=True, members=2) for _ in range(3))
+    expected = whole.fit(SIMULATOR, **LONG)
+    with pytest.raises(KeyboardInterrupt):
+        first.fit(interrupted(signal.SIGINT), **LONG, checkpoint=tmp_path / "run")
+    assert same_history(second.fit(SIMULATOR, **LONG, checkpoint=tmp_path / "run"), expected)
+    assert same_weights(second, whole)
+    with pytest.raises(CheckpointError):
+        tiny(prior, members=2).fit(SIMULATOR, **LONG, checkpoint=tmp_path / "run")
+
+
+def test_resuming_a_model_with_local_networks_on_stored_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def batch(source: StoredSource, step: int, generator: torch.Generator, original=StoredSource.batch) -> Any:
+        if step == 25:
+            signal.raise_signal(signal.SIGINT)
+        return original(source, step, generator)
+
+    sets, theta = stored()
+    settings = {"steps": 60, "validate_every": 7, "batch_data": 150}
+    whole, first, second = (tiny(refine=True) for _ in range(3))
+    expected = whole.fit(sets, theta, **settings)
+    with monkeypatch.context() as patch:
+        patch.setattr(StoredSource, "batch", batch)
+        with pytest.raises(KeyboardInterrupt):
+            first.fit(sets, theta, **settings, checkpoint=tmp_path / "run")
+    assert same_history(second.fit(sets, theta, **settings, checkpoint=tmp_path / "run"), expected)
+    assert same_weights(second, whole)
+
+
 @pytest.mark.parametrize("step", [0, 6, 7, 58, 59])
 def test_an_interruption_may_come_at_any_step(step: int, tmp_path: Path) -> None:
     whole, first, second = tiny(), tiny(), tiny()

@@ -40,7 +40,7 @@ from fishnets.networks import MLP, Gated
 from fishnets.priors import Box, Normal
 from fishnets.sets import fishnet
 from fishnets.sets.objective import Objective
-from fishnets.sets.sources import Batch
+from fishnets.sets.sources import Batch, NoisySource
 from fishnets.sets.training import Settings
 
 LONG = QUICK | {"steps": 60, "validate_every": 7}
@@ -416,3 +416,74 @@ def test_a_failed_fit_is_not_rescaled_by_the_next() -> None:
     kept = {name: value.clone() for name, value in model.state_dict().items()}
     model.fit(SIMULATOR, **(QUICK | {"learning_rate": 0.0}))
     assert all(torch.equal(kept[name], value) for name, value in model.state_dict().items() if name != "weights")
+
+
+BOUNDED = Box([-3.0, -3.0], [3.0, 3.0])
+
+
+@pytest.mark.parametrize("prior", [PRIOR, Normal([0.0, 0.0], [[1.0, 0.3], [0.3, 1.0]]), BOUNDED, Disc()])
+def test_refining_trains_both_networks(prior: Any) -> None:
+    model, untrained = tiny(prior, members=2, refine=True), tiny(prior, members=2, refine=True)
+    history = model.fit(SIMULATOR, **LONG)
+    assert history.best_loss[0] < history.validation_loss[0][0]
+    assert all(math.isfinite(loss) for losses in history.validation_loss for loss in losses)
+    assert model.local is not None
+    assert untrained.local is not None
+    for networks, before in ((model.networks, untrained.networks), (model.local, untrained.local)):
+        pairs = list(zip(networks.parameters(), before.parameters(), strict=True))
+        assert all(not torch.equal(after, start) for after, start in pairs)
+
+
+@pytest.mark.parametrize("prior", [PRIOR, BOUNDED], ids=["normal", "box"])
+def test_refining_on_stored_ragged_sets_lowers_the_loss(prior: Any) -> None:
+    sets, theta = stored(200)
+    theta = theta.clamp(-2.9, 2.9)
+    model = tiny(prior, refine=True)
+    history = model.fit(sets, theta, steps=150, batch_data=300, validate_every=30)
+    assert history.best_loss[0] < history.validation_loss[0][0] - 0.1
+    local = model.compress(sets, at=theta)
+    assert bool(torch.isfinite(local.score).all())
+
+
+def test_refined_training_is_the_same_from_run_to_run_and_follows_the_seed() -> None:
+    models = [tiny(refine=True), tiny(refine=True), tiny(refine=True, seed=1)]
+    histories = [model.fit(SIMULATOR, **LONG) for model in models]
+    assert same_history(histories[0], histories[1])
+    assert same_weights(models[0], models[1])
+    assert not same_weights(models[0], models[2])
+
+
+def test_the_refined_loss_is_that_of_both_networks() -> None:
+    """The first look is at the untrained model, whose losses the objective gives on the validation sets."""
+    model, simulator = tiny(refine=True), Recorded()
+    history = model.fit(simulator, **(FEW | {"learning_rate": 0.0, "keep_best": False}))
+    losses = model._objective(model.standards, half=False, compiled=False)
+    noise = NoisySource.make(_Held(Batch(simulator.sets, simulator.theta)), seed=0).validation.noise
+    expected = losses(Batch(simulator.sets, simulator.theta, noise)).mean().item()
+    assert history.validation_loss[0][0] == pytest.approx(expected, abs=1e-4)
+
+
+class _Held:
+    """A source of nothing but validation sets."""
+
+    def __init__(self, validation: Batch) -> None:
+        self.validation = validation
+
+
+def test_local_networks_are_scaled_to_the_largest_set() -> None:
+    model = tiny(refine=True)
+    model.fit(SIMULATOR, **(FEW | {"size": (5, 400), "learning_rate": 0.0}))
+    assert model.local is not None
+    assert model.networks.set_size == model.local.set_size == 400
+    sets = Recorded()
+    theta = torch.zeros(6, 2)
+    information = model.compress(sets(theta, torch.full((6,), 400), torch.Generator().manual_seed(0)), at=theta[0])
+    assert 0.1 < information.fisher.diagonal(dim1=-2, dim2=-1).mean().item() < 10
+
+
+def test_steps_of_local_networks_are_clipped_later() -> None:
+    """Their loss is steeper, so that a norm of one would cut every step."""
+    plain, refined = tiny().fit(SIMULATOR, **LONG), tiny(refine=True).fit(SIMULATOR, **LONG)
+    asked = tiny(refine=True).fit(SIMULATOR, **LONG, clip=1.0)
+    assert refined.clipped[0] < asked.clipped[0]
+    assert plain.clipped[0] >= 0

@@ -175,8 +175,8 @@ def _supernova_fits(record: Record) -> list[str]:
             rows.append([model, f"`{name}`", *map(format_metric, (entry, spread)), *exact, *map(format_metric, apart)])
     text = (
         f"Fits of the {table['num_data']} supernovae of `{table['name']}` (SHA-256 `{table['sha256'][:12]}…`): "
-        "estimate and its standard deviation, with the Monte Carlo error of the simulations behind them, beside mean and "
-        "standard deviation of the exact posterior; distances are in exact standard deviations."
+        "estimate and its standard deviation, with the Monte Carlo error of the simulations behind them, beside mean "
+        "and standard deviation of the exact posterior; distances are in exact standard deviations."
     )
     header = ["universe", "parameter", "estimate", "its σ", "exact mean", "exact σ", "distance", "σ over exact σ"]
     return [text, "", markdown_table(header, rows), ""]
@@ -192,7 +192,8 @@ def _supernova_surveys(record: Record) -> list[str]:
         bounds = ["–" if e is None or e.bound is None else f"{e.bound:.4f}" for e in entries]
         rows.append([f"`{name}`", *[x for pair in zip(map(format_metric, entries), bounds, strict=True) for x in pair]])
     text = (
-        f"Over {record.config['surveys']} simulated surveys with the table's redshifts and errors. The excess is the "
+        f"Over simulated surveys with the table's redshifts and errors ({record.config['surveys']}, and "
+        f"{record.config['surveys_with_w']} where w is free). The excess is the "
         "squared distance from the exact posterior mean, in units of the exact Fisher matrix and per parameter; its "
         "optimum is that of the root of the exact score, from which `excess-to-root` is measured."
     )

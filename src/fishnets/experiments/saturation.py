@@ -144,13 +144,13 @@ def config_for(preset: str, protocol: str, seed: int = 0, device: str = "cpu") -
         )
     return replace(
         config,
-        problems=tuple(replace(problem, size=(5, 20), plain_size=(5, 20), loss=0.4) for problem in PROBLEMS[1::2]),
+        problems=tuple(replace(problem, size=(5, 20), plain_size=(5, 20), loss=0.4) for problem in PROBLEMS[1:2]),
         sets_per_parameter=((5, 1), (30, 1)),
         width=8,
         members=1,
-        steps=300,
+        steps=800,
         plain_steps=100,
-        batch_data=400,
+        batch_data=1_600,
         exact_up_to=5,
         pilot=(30, 10),
         half=False,

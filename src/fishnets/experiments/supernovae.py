@@ -43,7 +43,7 @@ __all__ = ["PARAMETERS", "Config", "Fit", "Result", "Table", "Training", "config
 PARAMETERS = {"": ("omega_m", "offset"), "w/": ("omega_m", "w", "offset")}  # by the prefix of the metrics' names
 UNIVERSE = {"omega_m": 0.28, "w": -1.0, "offset": 0.0}  # of the test surveys
 MARGIN = 0.08  # of the prior's width, kept between its edges and the universes drawn from it
-CPU_CHUNK, GPU_CHUNK = 2**13, 2**18  # rows evaluated at once: what fits the cache, and what fills a GPU
+CPU_CHUNK, GPU_CHUNK = 2**15, 2**18  # rows evaluated at once: what fits the cache, and what fills a GPU
 ROOT_STEPS = 20  # of Fisher scoring with exact scores
 COVERAGES = ((68, 1.0), (95, 2.0))  # per cent, roughly, within so many standard deviations of a normal
 
@@ -55,7 +55,7 @@ class Training:
     width: int = 32
     depth: int = 2
     members: int = 1
-    size: tuple[int, int] = (5, 200)
+    size: tuple[int, int] = (5, 100)
     steps: int = 8_000
     batch_data: int = 6_400
     learning_rate: float = 5e-3
@@ -72,6 +72,7 @@ class Config:
         training: The network, once with and once without the equation of state.
         loss: Share of the information that the noise of the simulations behind an estimate may cost.
         surveys: Simulated surveys in one universe.
+        surveys_with_w: The same for the network that infers w as well.
         prior_surveys: Simulated surveys in universes drawn from the prior.
         repeats: Estimates from the table, with other random numbers: their spread is the Monte Carlo error.
         points: Grid points along each parameter of the exact posteriors of simulated surveys.
@@ -83,9 +84,10 @@ class Config:
     protocol: str
     table: Table
     training: Training = Training()
-    loss: float = 0.005
+    loss: float = 0.004
     surveys: int = 500
-    prior_surveys: int = 200
+    surveys_with_w: int = 200
+    prior_surveys: int = 100
     repeats: int = 8
     points: int = 41
     seed: int = 0
@@ -135,10 +137,11 @@ def config_for(preset: str, protocol: str, seed: int = 0, device: str = "cpu", *
     if preset == "paper":
         return config
     if preset == "quick":
-        quick = replace(config.training, steps=2_500)
-        return replace(config, training=quick, surveys=60, prior_surveys=0, repeats=4)
-    smoke = Training(16, 2, 1, (20, 100), 400, 3_200)
-    return replace(config, training=smoke, loss=0.05, surveys=2, prior_surveys=2, repeats=2, points=21)
+        quick = replace(config.training, steps=5_000, batch_data=3_200)
+        return replace(config, training=quick, surveys=60, surveys_with_w=40, prior_surveys=0, repeats=4)
+    smoke = Training(16, 2, 1, (5, 50), 250, 3_200, 1e-2)
+    few: dict[str, Any] = {"surveys": 2, "surveys_with_w": 2, "prior_surveys": 2, "repeats": 2}
+    return replace(config, training=smoke, loss=0.05, points=21, **few)
 
 
 def run(config: Config, checkpoints: Path | None = None, progress: bool | None = None) -> Result:
@@ -157,21 +160,23 @@ def run(config: Config, checkpoints: Path | None = None, progress: bool | None =
     fits: dict[str, Fit] = {}
     for prefix in PARAMETERS:
         simulator = Supernovae(dark_energy="w" in PARAMETERS[prefix])
-        began = time.monotonic()
         stem = f"{config.preset}-{config.protocol}-{prefix.strip('/') or 'lambda'}-seed{config.seed}"
-        model = _trained(config, simulator, checkpoint_path(checkpoints, stem), progress)
-        found = {"seconds/training": Metric(time.monotonic() - began, 0.0)}
+        model, seconds = _trained(config, simulator, checkpoint_path(checkpoints, stem), progress)
+        found = {"seconds/training": Metric(seconds, 0.0)}
         fits[prefix], of_table = _fit_table(config, simulator, model, PARAMETERS[prefix])
         found = of_table | found | _survey_metrics(config, simulator, model, PARAMETERS[prefix])
         metrics |= {prefix + name: entry for name, entry in found.items()}
     return Result(config, metrics, fits, time.monotonic() - started)
 
 
-def _trained(config: Config, simulator: Supernovae, checkpoint: Path | None, progress: bool | None) -> Fishnet:
+def _trained(
+    config: Config, simulator: Supernovae, checkpoint: Path | None, progress: bool | None
+) -> tuple[Fishnet, float]:
+    """A trained network and the seconds that took, over all resumed parts."""
     how = config.training
     body = Gated(how.width, how.depth)
     model = Fishnet(3, simulator.prior, body, how.members, config.seed, shared=True, refine=True).to(config.device)
-    model.fit(
+    history = model.fit(
         simulator,
         size=how.size,
         steps=how.steps,
@@ -180,7 +185,7 @@ def _trained(config: Config, simulator: Supernovae, checkpoint: Path | None, pro
         checkpoint=checkpoint,
         progress=progress,
     )
-    return model
+    return model, history.seconds
 
 
 def _estimate(config: Config, model: Fishnet, sets: Sets, simulator: Supernovae | None, seed: int = 0) -> Estimate:
@@ -224,11 +229,10 @@ def _real(config: Config, simulator: Supernovae) -> Sets:
     return Sets.from_list([simulator.pack(config.table.z, config.table.mu, config.table.sigma)])
 
 
-def _survey_metrics(
-    config: Config, simulator: Supernovae, model: Fishnet, names: tuple[str, ...]
-) -> dict[str, Metric]:
+def _survey_metrics(config: Config, simulator: Supernovae, model: Fishnet, names: tuple[str, ...]) -> dict[str, Metric]:
     """Estimates against exact ones on simulated surveys with the table's redshifts and errors."""
-    theta = torch.tensor([UNIVERSE[name] for name in names], dtype=torch.float64).expand(config.surveys, -1)
+    number = config.surveys_with_w if simulator.dark_energy else config.surveys
+    theta = torch.tensor([UNIVERSE[name] for name in names], dtype=torch.float64).expand(number, -1)
     sets = _surveys(config, simulator, theta, 0)
     exact, fisher = _exact_means(config, simulator, sets), simulator.fisher(sets, theta)
     found = _estimate(config, model, sets.to(config.device), simulator)

@@ -19,6 +19,8 @@ __all__ = ["draw", "hubble_figure", "posterior_figure"]
 
 NAMES = {2: (r"$\Omega_m$", r"offset $\delta$"), 3: (r"$\Omega_m$", "$w$")}
 NUM_SAMPLES, NUM_BINS = 200_000, 14
+OTHERS = (0.1, 0.5, 1.0)  # matter densities of universes drawn for comparison
+REACH, TICKS = 0.75, (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 
 
 def draw(result: Result, stem: Path) -> None:
@@ -36,16 +38,19 @@ def hubble_figure(table: Table, fit: Fit) -> Any:
     errors: dict[str, Any] = {"fmt": ".", "color": GREY, "alpha": 0.35, "markersize": 3, "elinewidth": 0.5, "zorder": 1}
     axis.errorbar(table.z, rows[:, 0], table.sigma, label="supernovae", **errors)
     axis.errorbar(*_binned(rows), fmt="o", color=DARK, markersize=4, capsize=2, label="weighted means", zorder=4)
-    z = torch.logspace(math.log10(0.9 * float(table.z.min())), math.log10(1.1 * float(table.z.max())), 200)
-    curve, band = _fitted(fit, z.to(torch.float64))
-    axis.plot(z, curve, color=COLOURS[0], linewidth=1.8, label="Fishnet", zorder=3)
-    axis.fill_between(z, curve - band, curve + band, color=COLOURS[0], alpha=0.25, linewidth=0, zorder=2)
-    exact = _shift(fit, z.to(torch.float64), fit.exact.mean)
-    axis.plot(z, exact, color=COLOURS[1], linewidth=1.2, linestyle="--", label="exact posterior mean", zorder=3)
-    reach = 1.15 * float((rows[:, 0].abs()).quantile(0.97))
-    axis.set(xscale="log", ylim=(-reach, reach), xlabel="redshift $z$")
+    z = torch.logspace(math.log10(0.9 * float(table.z.min())), math.log10(1.1 * float(table.z.max())), 200).double()
+    curve, band = _fitted(fit, z)
+    axis.plot(z, curve, color=COLOURS[1], linewidth=1.8, label="Fishnet", zorder=3)
+    axis.fill_between(z, curve - band, curve + band, color=COLOURS[1], alpha=0.25, linewidth=0, zorder=2)
+    look: dict[str, Any] = {"color": COLOURS[0], "linewidth": 1.4, "linestyle": "--", "zorder": 3}
+    axis.plot(z, _shift(fit, z, fit.exact.mean), label="exact posterior mean", **look)
+    for omega_m in OTHERS:
+        other = _shift(fit, z, torch.tensor([omega_m, float(fit.exact.mean[-1])]).to(z))
+        axis.plot(z, other, color=DARK, linewidth=0.9, linestyle=":", zorder=3)
+        axis.text(float(z[-1]), float(other[-1]), rf" $\Omega_m = {omega_m:g}$", fontsize=8, va="center")
+    axis.set(xscale="log", ylim=(-REACH, REACH), xlim=(float(z[0]), float(z[-1])), xlabel="redshift $z$")
+    axis.set_xticks([x for x in TICKS if z[0] <= x <= z[-1]], [f"{x:g}" for x in TICKS if z[0] <= x <= z[-1]])
     axis.set_ylabel(r"$\mu - \mu(\Omega_m = 0.3)$ in magnitudes")
-    axis.set_xlim(float(z[0]), float(z[-1]))
     figure.legend(*axis.get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False, fontsize=8)
     return figure
 

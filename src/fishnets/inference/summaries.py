@@ -159,13 +159,14 @@ class Summaries:
         )
 
 
-def summarize(model: Fishnet, sets: Sets, chunk: int = CHUNK) -> Summaries:
+def summarize(model: Fishnet, sets: Sets, chunk: int = CHUNK, *, at: Tensor | None = None) -> Summaries:
     """Compresses sets with a model and remembers which model it was.
 
     Args:
         model: A trained model.
         sets: The sets.
         chunk: Rows evaluated at once.
+        at: Expansion points for the local networks of a model with ``refine=True``, shape (p,) or (B, p).
 
     Returns:
         One summary per set.
@@ -181,7 +182,7 @@ def summarize(model: Fishnet, sets: Sets, chunk: int = CHUNK) -> Summaries:
             f"`model` is a {type(model).__name__} but a `fishnets.Fishnet` was expected. Summaries of your own go to a "
             "posterior as a plain array: `posterior.fit(theta, array)`."
         )
-    return Summaries(model.compress(sets, chunk=chunk), model.prior, model_digest(model))
+    return Summaries(model.compress(sets, at=at, chunk=chunk), model.prior, model_digest(model))
 
 
 def model_digest(model: Fishnet) -> str:

@@ -31,7 +31,7 @@ from fishnets.errors import NotPositiveDefiniteError, describe_rows
 
 __all__ = ["Centring"]
 
-FLATTEST = 1e-6  # smallest share of the largest information that a direction may hold
+FLATTEST = 1e-12  # smallest share of the largest information that a direction may hold: less is rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,20 +92,22 @@ class Centring:
         """
         n = information.count.to(self.slope).unsqueeze(-1)  # (B, 1)
         covariance = self.spread + self.added_noise(n.squeeze(-1)).view(-1, 1, 1) * self.noise  # S / n
-        weights = torch.linalg.solve(covariance, self.slope).mT  # Aᵀ (S/n)⁻¹
+        weights = (_inverse(covariance) @ self.slope).mT  # Aᵀ (S/n)⁻¹
         per_datum = weights @ self.slope
-        self._refuse_singular(per_datum)
+        self._refuse_singular(per_datum, information.count)
         fisher = n.unsqueeze(-1) * 0.5 * (per_datum + per_datum.mT)
         score = (weights @ (information.score - n * self.intercept).unsqueeze(-1)).squeeze(-1)
         return Information(score, fisher, self.around, information.count)
 
-    def _refuse_singular(self, fisher: Tensor) -> None:
-        """Raises unless the slope tells every direction of the parameters, in units in which the diagonal is one."""
-        scale = fisher.diagonal(dim1=-2, dim2=-1).clamp(min=1e-300).rsqrt()
-        scaled = fisher * scale.unsqueeze(-1) * scale.unsqueeze(-2)
-        finite = torch.isfinite(scaled).all(-1).all(-1)
+    def _refuse_singular(self, fisher: Tensor, count: Tensor) -> None:
+        """Raises unless the slope tells every direction of the parameters, in units in which the diagonal is one.
+
+        A set of no more data than parameters need not: at the covariates of one datum no score can.
+        """
+        scaled, _ = _unit_diagonal(fisher)
+        finite = torch.isfinite(scaled).flatten(1).all(1)
         lowest = torch.linalg.eigvalsh(torch.where(finite.view(-1, 1, 1), scaled, torch.zeros_like(scaled)))
-        bad = lowest[:, 0] < FLATTEST
+        bad = ~finite | ((lowest[:, 0] < FLATTEST) & (count > fisher.shape[-1]))
         if bool(bad.any()):
             rows = bad.nonzero().flatten().tolist()
             raise NotPositiveDefiniteError(
@@ -113,3 +115,18 @@ class Centring:
                 f"{self.slope[rows[0]].tolist()}. The learned score does not tell these parameters apart there: train "
                 "longer, or leave out a parameter that the data do not constrain."
             )
+
+
+def _unit_diagonal(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Matrices (B, p, p) in units in which their diagonal is one, and these units (B, p, p)."""
+    unit = matrix.diagonal(dim1=-2, dim2=-1).clamp(min=1e-300).rsqrt()
+    units = unit.unsqueeze(-1) * unit.unsqueeze(-2)
+    return matrix * units, units
+
+
+def _inverse(covariance: Tensor) -> Tensor:
+    """Inverses of covariances (B, p, p) where they have any extent; NaN for those that are not finite."""
+    scaled, units = _unit_diagonal(covariance)
+    finite = torch.isfinite(scaled).flatten(1).all(1).view(-1, 1, 1)
+    inverse = torch.linalg.pinv(torch.where(finite, scaled, torch.zeros_like(scaled)), hermitian=True, rtol=1e-12)
+    return torch.where(finite, inverse * units, inverse.new_full((), torch.nan))

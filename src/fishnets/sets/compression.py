@@ -123,7 +123,7 @@ class Compressor:
                 "`at` asks for information at a point of your own, which takes local networks; make the model with "
                 "`fishnets.Fishnet(..., refine=True)`."
             )
-        points = torch.as_tensor(at).to(device=sets.device, dtype=torch.float64)
+        points = torch.as_tensor(at, dtype=torch.float64, device=sets.device)
         expected = (len(sets), len(self.theta_scale))
         if points.shape not in ((expected[1],), expected):
             raise ShapeError(f"`at` has shape {tuple(points.shape)} but ({expected[1]},) or {expected} was expected.")
@@ -136,5 +136,5 @@ class Compressor:
         scale = self.theta_scale.to(sums.device)
         score, fisher_packed = sums[:, : len(scale)], sums[:, len(scale) :]
         fisher = unpack_symmetric(fisher_packed) / torch.outer(scale, scale)
-        fiducial = self.model.standards.fiducial.to(sums.device) if points is None else points.contiguous()
+        fiducial = self.model.standards.fiducial.to(sums.device) if points is None else points.clone()
         return Information(score / scale, fisher, fiducial, count)

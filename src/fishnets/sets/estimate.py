@@ -92,12 +92,14 @@ class Estimate:
             )
         return tuple(found)
 
+    def clamped(self, prior: Prior) -> Estimate:
+        """The same with estimates outside a prior's support brought to its edge."""
+        mean = moved_inside(prior, self.mean, prior.mean.to(self.mean))
+        return replace(self, posterior=Gaussian(mean, self.precision), inside=supported(prior, mean))
+
     def reported(self, prior: Prior, clamp: bool) -> Estimate:
         """Warns of what is wrong, after bringing estimates into the prior's support if asked to."""
-        found = self
-        if clamp:
-            mean = moved_inside(prior, self.mean, prior.mean.to(self.mean))
-            found = replace(self, posterior=Gaussian(mean, self.precision), inside=supported(prior, mean))
+        found = self.clamped(prior) if clamp else self
         for warning in found.warnings:
             warnings.warn(warning, ConvergenceWarning, stacklevel=3)
         return found

@@ -254,7 +254,8 @@ class Fishnet(nn.Module):
                     "`simulator`, `centre` and `pilot` refine an estimate, which takes local networks; make the model "
                     "with `fishnets.Fishnet(..., refine=True)`."
                 )
-            return plain_estimate(compressor, sets).reported(self.prior, clamp)
+            plain = plain_estimate(compressor, sets)
+            return plain.clamped(self.prior) if clamp else plain
         chance = torch.Generator(sets.device).manual_seed(0) if generator is None else generator
         pools = None if simulator is None else Pools(compressor, simulator, loss, spread, chance, chunk)
         if centre and pools is None and self.centring is None:
@@ -363,6 +364,7 @@ class Fishnet(nn.Module):
             device=device,
             progress=progress,
         )
+        self.centring = None  # measured on the networks as they were
         losses = partial(self._losses, precision, compile)
         networks = self.networks if self.local is None else nn.ModuleList(self._trained())
         refine = self.local is not None

@@ -30,7 +30,7 @@ from fishnets.sets.sources import Batch
 __all__ = ["LocalObjective", "Objective", "Standards", "evaluator", "local_rows"]
 
 UNROLLED = 6  # up to this many parameters the loss is written out entry by entry
-WIDEST = 0.2  # of the prior's standard deviation
+WIDEST = 0.3  # of the prior's standard deviation
 
 
 @dataclass(frozen=True, eq=False)

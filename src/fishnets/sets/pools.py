@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -127,7 +128,7 @@ class Pools:
         """
         self._expect_rows(sets, at.shape[1])
         filled = sets.sizes.nonzero().flatten()
-        if len(filled) < len(sets):  # an empty set has no covariates, and nothing to centre
+        if len(filled) < max(1, len(sets)):  # an empty set has no covariates, and nothing to centre
             found = self.measure(sets[filled], at[filled], around[filled], rough) if len(filled) else None
             return Centring.of_nothing(around) if found is None else Centring.of_nothing(around).updated(filled, found)
         keys = torch.arange(len(sets), device=at.device).unsqueeze(1).to(at) if self.at_covariates else at[:, :0]
@@ -184,11 +185,9 @@ class Pools:
 
     def _draw(self, template: Sets, theta: Tensor) -> Sets:
         """New data for parameters (G, p), at the rows of a template, or as many as it has."""
-        if self.at_covariates:
-            like: Any = self.simulator
-            drawn: Sets = like.like(template, theta, self.generator)
-            return drawn
-        return simulate(self.simulator, theta, template.sizes, self.generator, template.num_features)
+        simulator: Any = self.simulator
+        draw = partial(_redraw, simulator, template) if self.at_covariates else simulator
+        return simulate(draw, theta, template.sizes, self.generator, template.num_features)
 
     def _batches(self, sets: Sets, wanted: Sequence[int]) -> Iterator[tuple[Tensor, Sets]]:
         """Numbers of sets (G,) and templates of as many rows as are wanted of each, by half: data are drawn in pairs.
@@ -236,6 +235,8 @@ class Pools:
                 if bool(inside.all()):
                     break
                 steps[:, j] = torch.where(inside, steps[:, j], steps[:, j] / 2)
+            else:  # on the edge itself there is no way out
+                steps[:, j] = torch.where(inside, steps[:, j], torch.zeros_like(steps[:, j]))
         return steps
 
     def _expect_rows(self, sets: Sets, num_params: int) -> None:
@@ -261,3 +262,9 @@ class Pools:
         mean = (total / count.squeeze(-1)).unsqueeze(-1)
         spread: Tensor = (outer.unflatten(1, (p, p)) - count * mean @ mean.mT) / (count - 1)
         return spread
+
+
+def _redraw(simulator: Any, template: Sets, theta: Tensor, size: Tensor, generator: torch.Generator) -> Sets:
+    """New data for parameters (G, p) at the covariates of a template."""
+    drawn: Sets = simulator.like(template, theta, generator)
+    return drawn

@@ -38,7 +38,7 @@ SMALL_STEP = 0.01  # widths of the posterior: a local step that needs no other
 CENTRED_STEP = 1.0  # likewise a centred one, exact to a few hundredths of its length; three where the way is short
 NEAR = 0.05  # of the prior's standard deviation: so far from its point a local score is as good as at it
 ROUGH = 10.0  # the first pool is this many times smaller
-LONGEST = 1.0  # local step, in prior standard deviations
+LONGEST, FARTHEST = 1.0, 5.0  # a local step, and a point, in the prior's standard deviations
 LOCAL_PASSES = 5  # before pools take over: they find the root however far it is
 MOST_EXPANSIONS = 4
 
@@ -82,11 +82,12 @@ def refined_estimate(
     else:
         first = plain_estimate(model, sets)
     number = 0 if pilot is not None else 1
-    start = moved_inside(model.prior, first.mean, model.prior.mean.to(first.mean))
+    start = _bounded(model, moved_inside(model.prior, first.mean, model.prior.mean.to(first.mean)))
     if isinstance(centrer, Pools):
         if pilot is None:
             first = _local(model, sets, start, min(passes, LOCAL_PASSES), None)
-            start, number = moved_inside(model.prior, first.mean, first.information.fiducial), number + first.num_passes
+            start = _bounded(model, moved_inside(model.prior, first.mean, first.information.fiducial))
+            number += first.num_passes
         found = _centred(model, sets, centrer, start, passes, pilot is not None)
     else:
         found = _local(model, sets, start, passes, centrer, pilot is not None)
@@ -119,7 +120,7 @@ def _local(
         back = (step * before / model.theta_scale.to(step) ** 2).sum(-1, keepdim=True) < 0
         share, before = torch.where(back, share / 2, share), step  # a step that turns back has overshot
         longest = (step.abs() / model.theta_scale.to(step)).amax(-1, keepdim=True).clamp(min=LONGEST) / LONGEST
-        at, previous = moved_inside(model.prior, at + share * step / longest, at), posterior.mean
+        at, previous = _bounded(model, moved_inside(model.prior, at + share * step / longest, at)), posterior.mean
 
 
 def _centred(
@@ -177,6 +178,12 @@ def _widths(step: Tensor, precision: Tensor) -> Tensor:
     """Lengths (B,) of steps (B, p) in units of the posterior's width."""
     column = step.unsqueeze(-1)
     return ((column.mT @ precision @ column).flatten() / step.shape[-1]).sqrt()
+
+
+def _bounded(model: LocalModel, points: Tensor) -> Tensor:
+    """Points (B, p) no farther from the prior's mean than networks can have seen."""
+    offset, most = points - model.prior.mean.to(points), FARTHEST * model.theta_scale.to(points)
+    return model.prior.mean.to(points) + offset.clamp(-most, most)
 
 
 def _trusted(model: LocalModel, step: Tensor, posterior: Gaussian, most_widths: float) -> Tensor:

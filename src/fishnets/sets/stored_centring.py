@@ -2,8 +2,10 @@ r"""A centring for every point of the prior, fitted once and stored with the mod
 
 The mean :math:`b(\theta)`, slope :math:`A(\theta)` and covariance :math:`V(\theta)` of the local score at its own
 parameter are smooth functions. Measured at points drawn from the prior, they are fitted by polynomials (products of
-Legendre polynomials of bounded total degree), the degree chosen by points held out. A fit pools the simulations of all
-points, so it is worth many more of them at any one; how many, ``num_simulated``, is measured on the points held out.
+Legendre polynomials of bounded total degree), the degree chosen by points held out; for the covariance they give the
+logarithms of D and the entries of U in :math:`V = U D U^\top`, so that it is one everywhere. A fit pools the
+simulations of all points, so it is worth many more of them at any one; how many, ``num_simulated``, is measured on the
+points held out.
 
 A mean over the simulator's covariates holds for sets with the same law of covariates. The fit remembers that law, the
 columns that ``simulator.like`` leaves alone, and refuses sets of another.
@@ -13,13 +15,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fishnets.algebra.packing import pack_symmetric, packed_size, unpack_symmetric
+from fishnets.algebra.cholesky import cholesky
+from fishnets.algebra.packing import pack_symmetric, packed_size, triangle_from_packed
 from fishnets.errors import ConfigError, DataError
 from fishnets.ragged import Sets
 from fishnets.sets.centring import Centring
@@ -42,7 +45,7 @@ class StoredCentring:
         low: Lower corner of the fitted region, shape (p,).
         high: Upper corner, shape (p,); points outside are treated as on its edge.
         orders: Orders of the Legendre polynomials of each term, int64, shape (m, p).
-        coefficients: Of each term, for the entries of b, A and the packed V, shape (m, p + p² + p(p+1)/2).
+        coefficients: Of each term, for the entries of b, A and V in the form of a factor, shape (m, p + p² + p(p+1)/2).
         num_simulated: Simulated data at a single point that the fit is worth, shape ().
         total_simulated: Data simulated for the fit, int64, shape ().
         columns: Columns that are covariates, int64, shape (c,).
@@ -64,7 +67,7 @@ class StoredCentring:
         unit = ((2 * points - self.low - self.high) / (self.high - self.low)).clamp(-1, 1)
         values = legendre(unit, self.orders) @ self.coefficients
         intercept, slope, packed = values.split([p, p * p, packed_size(p)], dim=1)
-        spread = unpack_symmetric(packed)
+        spread = _covariance(packed)
         number = self.num_simulated.expand(len(points))
         none = torch.zeros(len(points), dtype=torch.int64, device=points.device)
         return Centring(points, intercept, slope.unflatten(1, (p, p)), spread, spread, number, none)
@@ -108,6 +111,7 @@ def fit_centring(
     chunk: int,
 ) -> StoredCentring:
     """Measures the local score at points of the prior and fits polynomials, for :meth:`Fishnet.fit_centring`."""
+    pools = Pools(model, simulator, 0.5, "simulated", generator, chunk)
     p = len(model.prior.mean)
     fewest = max(FEWEST_POINTS, math.ceil(4 * (p + 1) * (p + 2) / 3))  # a third more than two for each quadratic term
     each = max(100, 50 * p)
@@ -121,7 +125,7 @@ def fit_centring(
     size = torch.full((len(few),), LAW_SIZE // len(few), device=few.device)
     typical = simulate(simulator, few, size, generator, model.num_features)
     columns, law = _covariates(simulator, typical, few, generator)
-    pools = Pools(model, _without_like(simulator), 0.5, "simulated", generator, chunk)
+    pools = replace(pools, simulator=_without_like(simulator))
     half = num_data // (2 * num_points)
     wanted, on_a_side = [half] * num_points, [half // (2 * points.shape[1])] * num_points
     empty = Sets(typical.values[:0], torch.zeros(num_points + 1, dtype=torch.int64, device=points.device))
@@ -132,14 +136,14 @@ def _fitted(points: Tensor, measured: Centring, columns: Tensor, law: Tensor) ->
     """Polynomials of the degree that predicts held-out points best, refitted to all."""
     low, high = points.amin(0), points.amax(0)
     unit = (2 * points - low - high) / (high - low)
-    targets = torch.cat([measured.intercept, measured.slope.flatten(1), pack_symmetric(measured.spread)], dim=1)
+    targets = torch.cat([measured.intercept, measured.slope.flatten(1), _packed_factor(measured.spread)], dim=1)
     held = torch.arange(len(points), device=points.device) % 4 == 0
     p, whitener = points.shape[1], torch.linalg.inv(measured.spread)
     best: tuple[float, Tensor] | None = None
     for degree in DEGREES:
-        orders = _orders(p, degree).to(points.device)
-        if 2 * len(orders) > int((~held).sum()):
+        if 2 * math.comb(p + degree, degree) > int((~held).sum()):
             break
+        orders = _orders(p, degree).to(points.device)
         basis = legendre(unit, orders)
         coefficients = torch.linalg.lstsq(basis[~held], targets[~held]).solution
         gap = (basis[held] @ coefficients - targets[held])[:, :p].unsqueeze(-1)
@@ -149,11 +153,26 @@ def _fitted(points: Tensor, measured: Centring, columns: Tensor, law: Tensor) ->
     assert best is not None
     error, orders = best
     basis = legendre(unit, orders)
-    coefficients = torch.linalg.lstsq(basis, targets).solution
+    coefficients = torch.linalg.lstsq(basis, targets).solution.contiguous()  # as a file keeps it: products round alike
     per_point = float(measured.num_simulated.mean())
     of_fit = max(error - 1 / per_point, len(orders) / (len(points) * per_point))  # variance of b, in units of V
     total = measured.total_simulated.sum()
     return StoredCentring(low, high, orders, coefficients, points.new_tensor(1 / of_fit), total, columns, law)
+
+
+def _packed_factor(covariance: Tensor) -> Tensor:
+    r"""Entries (B, p(p+1)/2) of U below and of :math:`\tfrac12\ln D` on the diagonal, where :math:`V = U D U^\top`."""
+    factor = cholesky(covariance, "spread")
+    diagonal = factor.diagonal(dim1=-2, dim2=-1)
+    return pack_symmetric((factor / diagonal.unsqueeze(-2)).tril(-1) + torch.diag_embed(diagonal.log()))
+
+
+def _covariance(packed: Tensor) -> Tensor:
+    """Covariances (B, p, p) from the entries of their factors."""
+    entries = triangle_from_packed(packed)
+    diagonal = entries.diagonal(dim1=-2, dim2=-1).exp()
+    factor = entries.tril(-1) * diagonal.unsqueeze(-2) + torch.diag_embed(diagonal)
+    return factor @ factor.mT
 
 
 def legendre(unit: Tensor, orders: Tensor) -> Tensor:
@@ -174,8 +193,8 @@ def legendre(unit: Tensor, orders: Tensor) -> Tensor:
 
 def _orders(num_params: int, degree: int) -> Tensor:
     """All orders (m, p) of a total degree up to the given one."""
-    every = itertools.product(range(degree + 1), repeat=num_params)
-    return torch.tensor([orders for orders in every if sum(orders) <= degree])
+    terms = (itertools.combinations_with_replacement(range(num_params), total) for total in range(degree + 1))
+    return torch.tensor([[term.count(j) for j in range(num_params)] for term in itertools.chain.from_iterable(terms)])
 
 
 def _covariates(

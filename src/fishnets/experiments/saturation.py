@@ -318,7 +318,7 @@ class _Study:
 
     def _how(self) -> dict[str, Any]:
         on_gpu = self.config.device == "cuda"
-        return {"chunk": 2**21 if on_gpu else 2**18, "precision": "bfloat16" if self.config.half else "input"}
+        return {"chunk": 2**21 if on_gpu else 2**15, "precision": "bfloat16" if self.config.half else "input"}
 
     def _test_sets(self, simulator: Simulator, theta: Tensor, size: int, number: int, seed: int) -> _Tested:
         device = self.config.device

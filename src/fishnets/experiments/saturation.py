@@ -134,7 +134,7 @@ def config_for(preset: str, protocol: str, seed: int = 0, device: str = "cpu") -
         return replace(
             config,
             problems=tuple(replace(problem, plain_size=(10, 200)) for problem in PROBLEMS),
-            sets_per_parameter=((10, 8), (500, 4), (10_000, 4)),
+            sets_per_parameter=((10, 8), (500, 8), (10_000, 8)),
             width=16,
             members=1,
             steps=4_000,

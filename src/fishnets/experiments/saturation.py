@@ -133,7 +133,7 @@ def config_for(preset: str, protocol: str, seed: int = 0, device: str = "cpu") -
     if preset == "quick":
         return replace(
             config,
-            problems=tuple(replace(problem, plain_size=(10, 200)) for problem in PROBLEMS),
+            problems=tuple(replace(problem, plain_size=(10, 200), loss=0.02) for problem in PROBLEMS),
             sets_per_parameter=((10, 8), (500, 8), (10_000, 8)),
             width=16,
             members=1,

@@ -82,7 +82,7 @@ def exact_pool(device: str) -> list[tuple[Tensor, fn.Sets, Tensor]]:
 
 def trained(variant: Variant, device: str, scale: float) -> tuple[fn.Fishnet, fn.History]:
     """A model trained the variant's way; the widest point is a constant of the library, changed for the while."""
-    body = fn.networks.Gated(variant.width, variant.depth)
+    body: fn.networks.NetworkRecipe = fn.networks.Gated(variant.width, variant.depth)
     if variant.body == "mlp":
         body = fn.networks.MLP(variant.width, variant.depth, "swish")
     model = fn.Fishnet(SIMULATOR.num_features, SIMULATOR.prior, body, variant.members, shared=True, refine=True)

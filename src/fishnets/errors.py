@@ -25,6 +25,7 @@ __all__ = [
     "ShapeError",
     "SupportError",
     "describe_rows",
+    "expect_batch",
     "expect_last_dim",
     "expect_square",
 ]
@@ -100,6 +101,16 @@ def describe_rows(rows: Sequence[Any], limit: int = 5) -> str:
     """
     shown = ", ".join(str(row) for row in rows[:limit])
     return shown if len(rows) <= limit else f"{shown} and {len(rows) - limit} more"
+
+
+def expect_batch(theta: Any, size: Any, num_params: int) -> None:
+    """Raises :class:`ShapeError` unless there is a row of parameters (B, p) and a size (B,) for every set to draw."""
+    expect_last_dim("theta", theta, num_params)
+    if theta.ndim != 2 or size.shape != theta.shape[:1]:
+        raise ShapeError(
+            f"`theta` has shape {tuple(theta.shape)} and `size` {tuple(size.shape)} but (B, {num_params}) and (B,) "
+            "were expected."
+        )
 
 
 def expect_last_dim(name: str, tensor: Any, size: int, hint: str = "") -> None:

@@ -21,7 +21,6 @@ the paper has no such experiment.
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -34,9 +33,9 @@ from torch import Tensor
 
 from fishnets.errors import ConfigError
 from fishnets.experiments.candidates import checkpoint_path, expect_choices
-from fishnets.experiments.records import Metric, metric
+from fishnets.experiments.records import Metric
 from fishnets.experiments.robustness import LAWS, SIZES
-from fishnets.inference.efficiency import efficiency, mean_with_error, paired_chi2
+from fishnets.experiments.saturation_measures import Tested, compared, said
 from fishnets.networks import Gated
 from fishnets.priors import Box
 from fishnets.ragged import Sets
@@ -210,17 +209,6 @@ def fixed_parameters(simulator: Simulator) -> Tensor:
     return low + torch.cartesian_prod(shares, shares) * (high - low)
 
 
-@dataclass(frozen=True, eq=False)
-class _Tested:
-    """Test sets of one parameter, and what is known of them exactly."""
-
-    theta: Tensor  # (T, 2)
-    sets: Sets
-    fisher: Tensor  # (T, 2, 2)
-    score: Tensor  # at the truth, (T, 2)
-    exact: Tensor  # the exact estimate, (T, 2)
-
-
 class _Study:
     """One problem: its networks and its measurements."""
 
@@ -285,7 +273,7 @@ class _Study:
 
     def _measured(self, label: str, simulator: Simulator, size: int, number: int) -> dict[str, Metric]:
         estimates: dict[str, list[Tensor]] = {method: [] for method in METHODS}
-        tested, refined, seconds = list[_Tested](), list[Estimate](), 0.0
+        tested, refined, seconds = list[Tested](), list[Estimate](), 0.0
         for i, theta in enumerate(fixed_parameters(simulator)):
             one = self._test_sets(simulator, theta, size, number, seed=1_000 * size + i)
             began = time.monotonic()
@@ -299,8 +287,8 @@ class _Study:
         means = {method: torch.cat(parts) for method, parts in estimates.items()}
         if size <= self.config.exact_up_to:
             means["exact"] = torch.cat([one.exact for one in tested]).cpu()
-        metrics = _compared(label, size, tested, means)
-        return metrics | _said(label, size, refined, tested, seconds)
+        metrics = compared(label, size, tested, means)
+        return metrics | said(label, size, refined, tested, seconds)
 
     def _centred(self, simulator: Simulator, sets: Sets, size: int) -> Estimate:
         above, pilot = self.config.pilot
@@ -320,7 +308,7 @@ class _Study:
         on_gpu = self.config.device == "cuda"
         return {"chunk": 2**21 if on_gpu else 2**15, "precision": "bfloat16" if self.config.half else "input"}
 
-    def _test_sets(self, simulator: Simulator, theta: Tensor, size: int, number: int, seed: int) -> _Tested:
+    def _test_sets(self, simulator: Simulator, theta: Tensor, size: int, number: int, seed: int) -> Tested:
         device = self.config.device
         generator = torch.Generator(device).manual_seed(3_000_000 + seed + self.config.seed)
         rows = theta.float().expand(number, -1).to(device)
@@ -335,7 +323,7 @@ class _Study:
             exact = truth + torch.linalg.solve(fisher, score)
             if size <= self.config.exact_up_to:
                 exact = torch.stack([simulator.posterior(sets[i]).mean for i in range(number)])
-        return _Tested(truth, sets, fisher, score, exact)
+        return Tested(truth, sets, fisher, score, exact)
 
     def remembered(self, name: str, measure: Callable[[], dict[str, Metric]]) -> dict[str, Metric]:
         """What was measured, now or in an interrupted run of the same config."""
@@ -355,47 +343,3 @@ class _Study:
             return None
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         return self.checkpoints / name
-
-
-def _compared(label: str, size: int, tested: list[_Tested], means: dict[str, Tensor]) -> dict[str, Metric]:
-    """Figures of merit of every method: over all test sets, and at the worst of the sixteen parameters."""
-    found = {}
-    columns = {name: [getattr(one, name).cpu() for one in tested] for name in ("theta", "score", "fisher", "exact")}
-    theta, score, fisher, exact = (torch.cat(column) for column in columns.values())
-    number = len(columns["theta"][0])
-    for method, mean in means.items():
-        name = f"{label}/{method}/n={size}"
-        bound = 1.0 if size > 500 else None
-        found[f"chi2/{name}"] = metric(paired_chi2(mean, theta, score, fisher), bound=bound)
-        if method != "exact":
-            found[f"efficiency/{name}"] = metric(efficiency(mean, exact, fisher), bound=1.0)
-        if number > 1:
-            parts = [slice(i, i + number) for i in range(0, len(theta), number)]
-            each = [paired_chi2(mean[part], theta[part], score[part], fisher[part]) for part in parts]
-            found[f"chi2-worst/{name}"] = metric(max(each, key=lambda one: one.value), bound=bound)
-    return found
-
-
-def _said(
-    label: str, size: int, refined: list[Estimate], tested: list[_Tested], seconds: float
-) -> dict[str, Metric]:
-    """What the centred estimates say of themselves: coverage of their intervals, cost, and whether they settled."""
-    name = f"{label}/centred/n={size}"
-    error = torch.cat([(one.mean - test.theta).cpu() for one, test in zip(refined, tested, strict=True)])
-    learned = torch.cat([one.fisher_covariance.cpu() for one in refined]).diagonal(dim1=-2, dim2=-1).sqrt()
-    sandwich = torch.cat([one.standard_deviation.cpu() for one in refined])
-    found = {}
-    for level, width in ((68, 0.9944578832097531), (95, 1.959963984540054)):
-        bound = math.erf(width / math.sqrt(2))
-        for kind, spread in (("centred", sandwich), ("learned", learned)):
-            inside = (error.abs() <= width * spread).to(torch.float64).mean(1)
-            found[f"coverage{level}/{label}/{kind}/n={size}"] = metric(mean_with_error(inside), bound=bound)
-    simulated = torch.cat([one.num_simulated.cpu().double() for one in refined])
-    settled = torch.cat([one.settled.cpu().double() for one in refined])
-    noise = torch.cat([one.added_noise.cpu() for one in refined])
-    found[f"simulated-per-estimate/{name}"] = metric(mean_with_error(simulated))
-    found[f"added-noise/{name}"] = metric(mean_with_error(noise))
-    found[f"settled/{name}"] = metric(mean_with_error(settled), bound=1.0)
-    found[f"passes/{name}"] = Metric(float(max(one.num_passes for one in refined)), 0.0)
-    found[f"seconds-per-estimate/{name}"] = Metric(seconds / len(error), 0.0)
-    return found

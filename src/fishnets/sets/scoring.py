@@ -119,7 +119,7 @@ def _local(
             return _concluded(model, raw, centring, previous, settled, number)
         back = (step * before / model.theta_scale.to(step) ** 2).sum(-1, keepdim=True) < 0
         share, before = torch.where(back, share / 2, share), step  # a step that turns back has overshot
-        longest = (step.abs() / model.theta_scale.to(step)).amax(-1, keepdim=True).clamp(min=LONGEST) / LONGEST
+        longest = _way(model, step).unsqueeze(-1).clamp(min=LONGEST) / LONGEST
         at, previous = _bounded(model, moved_inside(model.prior, at + share * step / longest, at)), posterior.mean
 
 
@@ -180,6 +180,11 @@ def _widths(step: Tensor, precision: Tensor) -> Tensor:
     return ((column.mT @ precision @ column).flatten() / step.shape[-1]).sqrt()
 
 
+def _way(model: LocalModel, step: Tensor) -> Tensor:
+    """Lengths (B,) of steps (B, p) in units of the prior's standard deviations, the largest over parameters."""
+    return (step.abs() / model.theta_scale.to(step)).amax(-1)
+
+
 def _bounded(model: LocalModel, points: Tensor) -> Tensor:
     """Points (B, p) no farther from the prior's mean than networks can have seen."""
     offset, most = points - model.prior.mean.to(points), FARTHEST * model.theta_scale.to(points)
@@ -189,8 +194,7 @@ def _bounded(model: LocalModel, points: Tensor) -> Tensor:
 def _trusted(model: LocalModel, step: Tensor, posterior: Gaussian, most_widths: float) -> Tensor:
     """Whether steps (B, p) are short: a width of the posterior, or some more where that is a short way, shape (B,)."""
     widths = _widths(step, posterior.precision)
-    way = (step.abs() / model.theta_scale.to(step)).amax(-1)  # in units of the prior's standard deviations
-    return (widths <= CENTRED_STEP) | ((way <= NEAR) & (widths <= most_widths))
+    return (widths <= CENTRED_STEP) | ((_way(model, step) <= NEAR) & (widths <= most_widths))
 
 
 def _replaced(whole: Information, rows: Tensor, part: Information) -> Information:

@@ -20,7 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fishnets.errors import ConfigError, DataError, ShapeError, describe_rows, expect_last_dim
+from fishnets.errors import ConfigError, DataError, ShapeError, describe_rows, expect_batch, expect_last_dim
 from fishnets.priors import Box
 from fishnets.ragged import Sets
 from fishnets.simulators.gamma_quadrature import GammaQuadrature
@@ -220,11 +220,7 @@ class GammaPopulation:
 
 
 def _check(theta: Tensor, size: Tensor) -> None:
-    expect_last_dim("theta", theta, 2)
-    if theta.ndim != 2 or size.shape != theta.shape[:1]:
-        raise ShapeError(
-            f"`theta` has shape {tuple(theta.shape)} and `size` {tuple(size.shape)} but (B, 2) and (B,) were expected."
-        )
+    expect_batch(theta, size, 2)
     if not bool((theta > 0).all()):
         rows = (theta <= 0).any(1).nonzero().flatten().tolist()
         raise DataError(f"`theta` must be positive but rows {describe_rows(rows)} are not.")

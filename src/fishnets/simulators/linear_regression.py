@@ -27,7 +27,7 @@ from torch import Tensor
 
 from fishnets.algebra.gaussian import Gaussian, MomentPrior
 from fishnets.algebra.information import Information
-from fishnets.errors import ConfigError, ShapeError, expect_last_dim
+from fishnets.errors import ConfigError, ShapeError, expect_batch, expect_last_dim
 from fishnets.ops.segment_information import segment_sum
 from fishnets.priors import Normal
 from fishnets.ragged import Sets
@@ -89,12 +89,7 @@ class LinearRegression:
         Returns:
             B sets.
         """
-        expect_last_dim("theta", theta, 2)
-        if theta.ndim != 2 or size.shape != theta.shape[:1]:
-            raise ShapeError(
-                f"`theta` has shape {tuple(theta.shape)} and `size` {tuple(size.shape)} but (B, 2) and (B,) were "
-                "expected."
-            )
+        expect_batch(theta, size, 2)
         offsets = torch.cat([size.new_zeros(1), size.cumsum(0)])
         num_data = int(offsets[-1])
         x_unit, sigma_unit = (

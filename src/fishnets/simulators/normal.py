@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fishnets.errors import DataError, ShapeError, describe_rows, expect_last_dim
+from fishnets.errors import DataError, ShapeError, describe_rows, expect_batch, expect_last_dim
 from fishnets.ops.segment_information import segment_sum
 from fishnets.priors import Box
 from fishnets.ragged import Sets
@@ -61,12 +61,7 @@ class NormalSample:
         Returns:
             B sets.
         """
-        expect_last_dim("theta", theta, 2)
-        if theta.ndim != 2 or size.shape != theta.shape[:1]:
-            raise ShapeError(
-                f"`theta` has shape {tuple(theta.shape)} and `size` {tuple(size.shape)} but (B, 2) and (B,) were "
-                "expected."
-            )
+        expect_batch(theta, size, 2)
         offsets = torch.cat([size.new_zeros(1), size.cumsum(0)])
         # one wait for the device answers both questions
         num_data, num_bad = torch.stack([offsets[-1], (~(theta[:, 1] > 0)).sum()]).tolist()

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fishnets.arrays import ArrayLike, as_float
-from fishnets.errors import DataError, ShapeError, describe_rows, expect_last_dim
+from fishnets.errors import DataError, ShapeError, describe_rows, expect_batch, expect_last_dim
 from fishnets.ops.segment_information import segment_sum
 from fishnets.priors import Box
 from fishnets.ragged import Sets
@@ -89,12 +89,7 @@ class Supernovae:
         Returns:
             B sets.
         """
-        expect_last_dim("theta", theta, self.num_params)
-        if theta.ndim != 2 or size.shape != theta.shape[:1]:
-            raise ShapeError(
-                f"`theta` has shape {tuple(theta.shape)} and `size` {tuple(size.shape)} but (B, {self.num_params}) and "
-                "(B,) were expected."
-            )
+        expect_batch(theta, size, self.num_params)
         offsets = torch.cat([size.new_zeros(1), size.cumsum(0)])
         # one wait for the device answers both questions
         num_data, num_bad = torch.stack([offsets[-1], _impossible(theta).sum()]).tolist()

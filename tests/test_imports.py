@@ -18,12 +18,13 @@ import fishnets
 SOURCE = Path(fishnets.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
-# errors <- algebra <- arrays <- {ragged, priors} <- ops <- {networks, simulators} <- {sets, graphs}
+# errors <- algebra <- arrays <- rows <- {ragged, priors} <- ops <- {networks, simulators} <- {sets, graphs}
 #        <- {inference, scale} <- interop <- experiments <- cli
 LAYERS = [
     {"errors"},
     {"algebra"},
     {"arrays"},
+    {"rows"},
     {"ragged", "priors"},
     {"ops"},
     {"networks", "simulators"},

@@ -10,18 +10,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fishnets.arrays import ArrayLike, as_float, as_integers, as_rows, as_tensor
-from fishnets.errors import ConfigError, DataError, NonFiniteError, ShapeError, describe_rows
+from fishnets.arrays import ArrayLike
+from fishnets.errors import ConfigError, DataError, ShapeError, describe_rows
+from fishnets.rows import (
+    NonFinitePolicy,
+    check_finite,
+    offsets_from_sizes,
+    rows_from_block,
+    rows_from_index,
+    rows_from_jagged,
+    rows_from_list,
+    rows_from_offsets,
+    rows_from_padded,
+)
 
 __all__ = ["NonFinitePolicy", "Sets"]
-
-NonFinitePolicy = Literal["raise", "drop"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,21 +87,7 @@ class Sets:
             >>> Sets.from_list([np.zeros((2, 3)), np.zeros((5, 3))])
             Sets(num_sets=2, num_data=7, num_features=3)
         """
-        if len(arrays) == 0:
-            raise DataError("The list of sets is empty; at least one set was expected (a set may hold no rows).")
-        tensors = [as_float(array, f"sets[{i}]") for i, array in enumerate(arrays)]
-        widths = [t.shape[1] for t in tensors if t.ndim == 2 and (t.shape[0] > 0 or t.shape[1] > 0)]
-        if not widths and all(t.numel() == 0 for t in tensors):
-            raise DataError(
-                "Every set is empty and none tells the number of features. Give empty sets the shape "
-                "(0, num_features)."
-            )
-        width = widths[0] if widths else 1
-        rows = [as_rows(t, width, f"sets[{i}]") for i, t in enumerate(tensors)]
-        dtype = torch.float64 if any(r.dtype == torch.float64 for r in rows) else torch.float32
-        sizes = torch.tensor([len(r) for r in rows], dtype=torch.int64, device=rows[0].device)
-        values = torch.cat([r.to(dtype=dtype, device=rows[0].device) for r in rows])
-        return _checked(values, _offsets_from_sizes(sizes), nonfinite)
+        return Sets(*rows_from_list(arrays, nonfinite))
 
     @staticmethod
     def from_padded(values: ArrayLike, mask: ArrayLike, nonfinite: NonFinitePolicy = "raise") -> Sets:
@@ -108,20 +102,7 @@ class Sets:
             >>> Sets.from_padded(torch.zeros(2, 4, 3), torch.tensor([[1, 1, 0, 0], [1, 0, 1, 1]])).sizes
             tensor([2, 3])
         """
-        block = as_float(values, "values")
-        chosen = as_tensor(mask, "mask").to(block.device)
-        if block.ndim != 3 or chosen.shape != block.shape[:2]:
-            raise ShapeError(
-                f"`values` has shape {tuple(block.shape)} and `mask` {tuple(chosen.shape)} but (num_sets, n_max, "
-                "num_features) and (num_sets, n_max) were expected."
-            )
-        if chosen.dtype != torch.bool:
-            if not bool(((chosen == 0) | (chosen == 1)).all()):
-                raise DataError(
-                    "`mask` holds values other than 0 and 1; give a boolean mask, True where a row is real."
-                )
-            chosen = chosen != 0
-        return _checked(block[chosen], _offsets_from_sizes(chosen.sum(1)), nonfinite)
+        return Sets(*rows_from_padded(values, mask, nonfinite))
 
     @staticmethod
     def from_block(values: ArrayLike, nonfinite: NonFinitePolicy = "raise") -> Sets:
@@ -131,11 +112,7 @@ class Sets:
             >>> Sets.from_block(torch.zeros(2, 4, 3)).sizes
             tensor([4, 4])
         """
-        block = as_float(values, "values")
-        if block.ndim != 3:
-            raise ShapeError(f"`values` has shape {tuple(block.shape)} but (num_sets, n, num_features) was expected.")
-        sets = _equal_sets(block.flatten(0, 1), block.shape[0], block.shape[1])
-        return _checked(sets.values, sets.offsets, nonfinite)
+        return Sets(*rows_from_block(values, nonfinite))
 
     @staticmethod
     def from_offsets(values: ArrayLike, offsets: ArrayLike, nonfinite: NonFinitePolicy = "raise") -> Sets:
@@ -150,18 +127,7 @@ class Sets:
             >>> Sets.from_offsets(torch.zeros(7, 3), [0, 2, 7]).sizes
             tensor([2, 5])
         """
-        rows = as_float(values, "values")
-        bounds = as_integers(offsets, "offsets", rows.device)
-        if rows.ndim != 2:
-            raise ShapeError(f"`values` has shape {tuple(rows.shape)} but (num_data, num_features) was expected.")
-        if len(bounds) < 2:
-            raise DataError("`offsets` bounds no set; at least [0, num_data] was expected.")
-        if int(bounds[0]) != 0 or int(bounds[-1]) != len(rows) or bool((bounds.diff() < 0).any()):
-            raise DataError(
-                f"`offsets` must rise from 0 to the number of rows, {len(rows)}, but it runs from {int(bounds[0])} to "
-                f"{int(bounds[-1])}" + (" and decreases on the way." if bool((bounds.diff() < 0).any()) else ".")
-            )
-        return _checked(rows, bounds, nonfinite)
+        return Sets(*rows_from_offsets(values, offsets, nonfinite))
 
     @staticmethod
     def from_index(
@@ -179,34 +145,12 @@ class Sets:
             >>> Sets.from_index(torch.tensor([[1.0], [2.0], [3.0]]), [2, 0, 2]).sizes
             tensor([1, 0, 2])
         """
-        rows = as_float(values, "values")
-        groups = as_integers(index, "index", rows.device)
-        if rows.ndim != 2 or len(groups) != len(rows):
-            raise ShapeError(
-                f"`values` has shape {tuple(rows.shape)} and `index` {tuple(groups.shape)} but (num_data, "
-                "num_features) and (num_data,) were expected."
-            )
-        if num_sets is None:
-            if len(groups) == 0:
-                raise DataError("There are no rows, so the number of sets is unknown. Give `num_sets`.")
-            num_sets = int(groups.max()) + 1
-        if len(groups) and (int(groups.min()) < 0 or int(groups.max()) >= num_sets):
-            raise DataError(
-                f"`index` runs from {int(groups.min())} to {int(groups.max())} but 0 to {num_sets - 1} was expected "
-                f"for {num_sets} sets."
-            )
-        order = torch.argsort(groups, stable=True)
-        return _checked(rows[order], _offsets_from_sizes(torch.bincount(groups, minlength=num_sets)), nonfinite)
+        return Sets(*rows_from_index(values, index, num_sets, nonfinite))
 
     @staticmethod
     def from_jagged(nested: Tensor, nonfinite: NonFinitePolicy = "raise") -> Sets:
         """Takes a torch nested tensor of jagged layout, shape (num_sets, *, num_features)."""
-        if not nested.is_nested or nested.layout != torch.jagged:
-            raise DataError(
-                "A nested tensor of jagged layout was expected, as made by `torch.nested.nested_tensor(list, "
-                "layout=torch.jagged)`."
-            )
-        return Sets.from_list(list(nested.unbind()), nonfinite)
+        return Sets(*rows_from_jagged(nested, nonfinite))
 
     @staticmethod
     def concatenate(parts: Sequence[Sets]) -> Sets:
@@ -223,7 +167,7 @@ class Sets:
         if len(set(widths)) > 1:
             raise ShapeError(f"The batches have {describe_rows(widths)} features; they must agree.")
         values = torch.cat([part.values for part in parts])
-        offsets = _offsets_from_sizes(torch.cat([part.sizes for part in parts]))
+        offsets = offsets_from_sizes(torch.cat([part.sizes for part in parts]))
         return Sets(values, offsets, torch.cat([part._dropped for part in parts]))
 
     def union(self, other: Sets) -> Sets:
@@ -309,7 +253,7 @@ class Sets:
             block = self.values.reshape(len(self), self.common_size, self.num_features)[key]
             return _equal_sets(block.flatten(0, 1), len(block), self.common_size)
         sizes = self.sizes[key]
-        offsets = _offsets_from_sizes(sizes)
+        offsets = offsets_from_sizes(sizes)
         shift = torch.repeat_interleave(self.offsets[:-1][key] - offsets[:-1], sizes)
         values = self.values[shift + torch.arange(len(shift), device=self.device)]
         return Sets(values, offsets, None if self.dropped is None else self.dropped[key])
@@ -348,7 +292,7 @@ class Sets:
         if max_size < 1:
             raise ConfigError(f"`max_size` is {max_size} but at least 1 was expected.")
         kept = self.sizes.clamp(max=max_size)
-        offsets = _offsets_from_sizes(kept)
+        offsets = offsets_from_sizes(kept)
         index = torch.repeat_interleave(torch.arange(len(self), device=self.device), kept)
         place = torch.arange(len(index), device=self.device) - offsets[index]
         row = self.offsets[index] + (2 * place + 1) * self.sizes[index] // (2 * kept[index])
@@ -361,8 +305,7 @@ class Sets:
 
     def check_finite(self) -> Sets:
         """Returns itself, or raises :class:`NonFiniteError` naming the first NaN or infinite rows by set and row."""
-        if not bool(torch.isfinite(self.values).all()):
-            _refuse_rows(self.values, self.offsets)
+        check_finite(self.values, self.offsets)
         return self
 
     def __repr__(self) -> str:
@@ -376,37 +319,3 @@ def _equal_sets(values: Tensor, num_sets: int, size: int) -> Sets:
     sets = Sets(values, size * torch.arange(num_sets + 1, device=values.device))
     sets.__dict__["common_size"] = size if num_sets else None
     return sets
-
-
-def _offsets_from_sizes(sizes: Tensor) -> Tensor:
-    return torch.cat([sizes.new_zeros(1, dtype=torch.int64), sizes.to(torch.int64).cumsum(0)])
-
-
-def _bad_rows(values: Tensor) -> Tensor:
-    return ~torch.isfinite(values).all(1)
-
-
-def _refuse_rows(values: Tensor, offsets: Tensor) -> None:
-    rows = _bad_rows(values).nonzero().flatten()
-    groups = torch.searchsorted(offsets, rows, right=True) - 1
-    where = [
-        f"set {group} row {row}"
-        for group, row in zip(groups.tolist(), (rows - offsets[groups]).tolist(), strict=True)
-    ]
-    raise NonFiniteError(
-        f"{len(where)} of {len(values)} rows hold NaN or infinite values: {describe_rows(where)}. Clean the data, or "
-        'leave such rows out and have them counted with `nonfinite="drop"`.'
-    )
-
-
-def _checked(values: Tensor, offsets: Tensor, nonfinite: NonFinitePolicy) -> Sets:
-    if nonfinite not in ("raise", "drop"):
-        raise ConfigError(f'`nonfinite` is "{nonfinite}" but "raise" or "drop" was expected.')
-    if values.shape[1] == 0:
-        raise ShapeError("The rows have no features; at least one column was expected.")
-    sets = Sets(values, offsets)
-    if nonfinite == "raise" or bool(torch.isfinite(values).all()):
-        return sets.check_finite()
-    bad = _bad_rows(values)
-    dropped = torch.bincount(sets.index[bad], minlength=len(sets))
-    return Sets(values[~bad], _offsets_from_sizes(sets.sizes - dropped), dropped)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,11 +78,15 @@ def test_a_run_continues_from_what_it_has_remembered(tmp_path: Path, result: Res
         calls.append(1)
         return {"x": saturation.Metric(1.0, 0.1)}
 
-    assert study.remembered("part", measure) == study.remembered("part", measure)
+    assert study.remembered("part", "refined", measure) == study.remembered("part", "refined", measure)
     assert len(calls) == 1
-    other = saturation._Study(config_for("smoke", "clean", seed=5), config.problems[0], tmp_path, progress=False)
-    other.remembered("part", measure)
-    assert len(calls) == 2  # of another config
+    other = replace(config, plain_steps=7)  # refined networks do not depend on it
+    assert saturation._Study(other, config.problems[0], tmp_path, False).remembered("part", "refined", measure)
+    assert len(calls) == 1
+    for kind, other in (("refined", replace(config, seed=5)), ("plain", config)):
+        saturation._Study(other, config.problems[0], tmp_path, False).remembered("part", kind, measure)
+    assert len(calls) == 3
+    assert study.seconds > 0
 
 
 def test_the_figure_and_the_page_show_every_problem(tmp_path: Path, result: Result) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fishnets import Fishnet, Sets
 from fishnets.priors import Box, Normal, Prior
-from fishnets.sets.objective import UNROLLED, WIDEST, LocalObjective, Objective, Standards, local_rows
+from fishnets.sets.objective import UNROLLED, WIDEST, LocalObjective, Objective, build_objective, local_rows
 from fishnets.sets.sources import Batch
 
 
@@ -41,21 +41,13 @@ def test_gradients_reach_every_weight() -> None:
     assert all(p.grad is not None and bool(torch.isfinite(p.grad).all()) for p in model.networks.parameters())
 
 
-def test_standards_shift_and_scale() -> None:
-    numbers = [torch.tensor(values, dtype=torch.float64) for values in ([1.0, 2.0], [2.0, 4.0], [3.0], [0.5])]
-    standards = Standards(*numbers, torch.eye(1), torch.zeros(1))
-    assert standards.features(torch.tensor([[3.0, 4.0]])).tolist() == [[1.0, 0.5]]
-    assert standards.features(torch.tensor([[3.0, 4.0]], dtype=torch.float64)).dtype == torch.float64
-    assert standards.parameters(torch.tensor([[4.0]])).tolist() == [[2.0]]
-
-
 def boxed(num_params: int) -> Box:
     low = torch.arange(num_params, dtype=torch.float64)
     return Box(low, 2 * low + 3)
 
 
 def local_objective(model: Fishnet) -> LocalObjective:
-    return model._objective(model.standards, half=False, compiled=False)  # type: ignore[return-value]
+    return build_objective(model, half=False, compiled=False)  # type: ignore[return-value]
 
 
 def dense_local_loss(model: Fishnet, prior: Prior, sets: Sets, theta: Tensor, noise: Tensor) -> Tensor:

@@ -38,8 +38,7 @@ from fishnets.errors import (
 )
 from fishnets.networks import MLP, Gated
 from fishnets.priors import Box, Normal
-from fishnets.sets import fishnet
-from fishnets.sets.objective import Objective
+from fishnets.sets.objective import Objective, build_objective
 from fishnets.sets.sources import Batch, NoisySource
 from fishnets.sets.training import Settings
 
@@ -134,7 +133,7 @@ def test_a_first_loss_that_is_not_finite_is_no_lowest_loss(monkeypatch: pytest.M
         objective, looks = Objective(*given), iter([torch.nan])
         return lambda batch: objective(batch) + (0.0 if torch.is_grad_enabled() else next(looks, 0.0))
 
-    monkeypatch.setattr(fishnet, "Objective", make)
+    monkeypatch.setattr("fishnets.sets.objective.Objective", make)
     history = tiny(members=2).fit(SIMULATOR, **QUICK)
     assert all(math.isnan(loss) for loss in history.validation_loss[0])
     assert min(history.best_step) > 0
@@ -328,7 +327,7 @@ def recorded_precisions(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], lis
 
         return losses
 
-    monkeypatch.setattr(fishnet, "Objective", make)
+    monkeypatch.setattr("fishnets.sets.objective.Objective", make)
     return updates, looks
 
 
@@ -457,7 +456,7 @@ def test_the_refined_loss_is_that_of_both_networks() -> None:
     """The first look is at the untrained model, whose losses the objective gives on the validation sets."""
     model, simulator = tiny(refine=True), Recorded()
     history = model.fit(simulator, **(FEW | {"learning_rate": 0.0, "keep_best": False}))
-    losses = model._objective(model.standards, half=False, compiled=False)
+    losses = build_objective(model, half=False, compiled=False)
     noise = NoisySource.make(_Held(Batch(simulator.sets, simulator.theta)), seed=0).validation.noise
     expected = losses(Batch(simulator.sets, simulator.theta, noise)).mean().item()
     assert history.validation_loss[0][0] == pytest.approx(expected, abs=1e-4)

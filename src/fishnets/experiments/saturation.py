@@ -24,7 +24,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -66,7 +66,7 @@ class Problem:
     name: Name
     size: tuple[int, int] = (5, 100)
     plain_size: tuple[int, int] = (500, 500)
-    loss: float = 0.02
+    loss: float = 0.01
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ class Config:
     sets_per_parameter: tuple[tuple[int, int], ...]
     width: int = 32
     members: int = 4
-    steps: int = 20_000
-    plain_steps: int = 10_000
+    steps: int = 30_000
+    plain_steps: int = 30_000
     batch_data: int = 100_000
     learning_rate: float = 5e-3
     exact_up_to: int = 500
@@ -167,17 +167,20 @@ def run(config: Config, checkpoints: Path | None = None, progress: bool | None =
     Returns:
         Metrics.
     """
-    started, metrics = time.monotonic(), dict[str, Metric]()
+    metrics, seconds = dict[str, Metric](), 0.0
     for problem in config.problems:
         study = _Study(config, problem, checkpoints, progress)
         metrics |= study.training()
         for size, number in config.sets_per_parameter:
-            metrics |= study.remembered(f"{problem.name}-{size}", partial(study.measure, size, number))
+            metrics |= study.measured(problem.name, study.simulator, size, number)
         if problem.name == "linear" and config.shift:
             number = max(number for _, number in config.sets_per_parameter)
             for law in ("A", "C"):
-                metrics |= study.remembered(f"linear-{law}", partial(study.under_shift, law, number))
-    return Result(config, metrics, time.monotonic() - started)
+                size = SIZES[law] if config.preset != "smoke" else 30
+                shifted = replace(LAWS[law], features="log")
+                metrics |= study.measured(f"linear-{law}", shifted, size, number)
+        seconds += study.seconds
+    return Result(config, metrics, seconds)
 
 
 def simulator_of(name: Name) -> Simulator:
@@ -216,12 +219,13 @@ class _Study:
         self.config, self.problem, self.checkpoints, self.progress = config, problem, checkpoints, progress
         self.simulator = simulator_of(problem.name)
         self.models: dict[str, Fishnet] = {}
+        self.seconds = 0.0  # over all starts
 
     def training(self) -> dict[str, Metric]:
         """Trains both models, or takes those of an earlier start, and says what it took."""
         found: dict[str, Metric] = {}
         for kind in ("refined", "plain"):
-            found |= self.remembered(f"{self.problem.name}-{kind}", partial(self._train, kind))
+            found |= self.remembered(self.problem.name, kind, partial(self._train, kind))
             if kind not in self.models:
                 path = self._path(f"{self.problem.name}-{kind}.fishnet")
                 assert path is not None
@@ -262,33 +266,28 @@ class _Study:
             f"weights/{stem}": Metric(float(model.num_weights), 0.0),
         }
 
-    def measure(self, size: int, number: int) -> dict[str, Metric]:
+    def measured(self, label: str, simulator: Simulator, size: int, number: int) -> dict[str, Metric]:
         """All estimators on sets of one size."""
-        return self._measured(self.problem.name, self.simulator, size, number)
+        tested = cache(partial(self._test_sets, simulator, size, number))
+        name = f"{label}-{size}"
+        refined = self.remembered(name, "refined", lambda: self._refined(label, simulator, size, tested()))
+        return refined | self.remembered(name, "plain", lambda: self._plain(label, size, tested()))
 
-    def under_shift(self, law: str, number: int) -> dict[str, Metric]:
-        """All estimators on sets of another law of noise and covariates."""
-        shifted = replace(LAWS[law], features="log")
-        return self._measured(f"linear-{law}", shifted, SIZES[law] if self.config.preset != "smoke" else 30, number)
-
-    def _measured(self, label: str, simulator: Simulator, size: int, number: int) -> dict[str, Metric]:
-        estimates: dict[str, list[Tensor]] = {method: [] for method in METHODS}
-        tested, refined, seconds = list[Tested](), list[Estimate](), 0.0
-        for i, theta in enumerate(fixed_parameters(simulator)):
-            one = self._test_sets(simulator, theta, size, number, seed=1_000 * size + i)
-            began = time.monotonic()
-            found = self._centred(simulator, one.sets, size)
-            seconds += time.monotonic() - began
-            estimates["centred"].append(found.mean.cpu())
-            estimates["onestep"].append(self._local(one.sets, size).mean.cpu())
-            estimates["plain"].append(self.models["plain"].estimate(one.sets).mean.cpu())
-            refined.append(found)
-            tested.append(replace(one, sets=one.sets[:0]))  # the rows are not needed any more
-        means = {method: torch.cat(parts) for method, parts in estimates.items()}
+    def _refined(self, label: str, simulator: Simulator, size: int, tested: list[Tested]) -> dict[str, Metric]:
+        began = time.monotonic()
+        refined = [self._centred(simulator, one.sets, size) for one in tested]
+        seconds = time.monotonic() - began
+        means = {
+            "onestep": torch.cat([self._local(one.sets).mean.cpu() for one in tested]),
+            "centred": torch.cat([one.mean.cpu() for one in refined]),
+        }
         if size <= self.config.exact_up_to:
             means["exact"] = torch.cat([one.exact for one in tested]).cpu()
-        metrics = compared(label, size, tested, means)
-        return metrics | said(label, size, refined, tested, seconds)
+        return compared(label, size, tested, means) | said(label, size, refined, tested, seconds)
+
+    def _plain(self, label: str, size: int, tested: list[Tested]) -> dict[str, Metric]:
+        mean = torch.cat([self.models["plain"].estimate(one.sets).mean.cpu() for one in tested])
+        return compared(label, size, tested, {"plain": mean})
 
     def _centred(self, simulator: Simulator, sets: Sets, size: int) -> Estimate:
         above, pilot = self.config.pilot
@@ -301,14 +300,18 @@ class _Study:
             **self._how(),
         )
 
-    def _local(self, sets: Sets, size: int) -> Estimate:
+    def _local(self, sets: Sets) -> Estimate:
         return self.models["refined"].estimate(sets, **self._how())
 
     def _how(self) -> dict[str, Any]:
         on_gpu = self.config.device == "cuda"
         return {"chunk": 2**21 if on_gpu else 2**15, "precision": "bfloat16" if self.config.half else "input"}
 
-    def _test_sets(self, simulator: Simulator, theta: Tensor, size: int, number: int, seed: int) -> Tested:
+    def _test_sets(self, simulator: Simulator, size: int, number: int) -> list[Tested]:
+        parameters = fixed_parameters(simulator)
+        return [self._tested(simulator, theta, size, number, 1_000 * size + i) for i, theta in enumerate(parameters)]
+
+    def _tested(self, simulator: Simulator, theta: Tensor, size: int, number: int, seed: int) -> Tested:
         device = self.config.device
         generator = torch.Generator(device).manual_seed(3_000_000 + seed + self.config.seed)
         rows = theta.float().expand(number, -1).to(device)
@@ -325,18 +328,29 @@ class _Study:
                 exact = torch.stack([simulator.posterior(sets[i]).mean for i in range(number)])
         return Tested(truth, sets, fisher, score, exact)
 
-    def remembered(self, name: str, measure: Callable[[], dict[str, Metric]]) -> dict[str, Metric]:
-        """What was measured, now or in an interrupted run of the same config."""
-        path = self._path(f"{name}.json")
+    def remembered(self, name: str, kind: str, measure: Callable[[], dict[str, Metric]]) -> dict[str, Metric]:
+        """What was measured of one kind of network, now or in an interrupted run of the same config."""
+        path, config = self._path(f"{name}-{kind}.json"), self._config_of(kind)
         if path is not None and path.exists():
             stored = json.loads(path.read_text())
-            if stored["config"] == json.loads(json.dumps(self.config.to_dict())):
+            if stored["config"] == config:
+                self.seconds += stored["seconds"]
                 return {key: Metric(**value) for key, value in stored["metrics"].items()}
-        found = measure()
+        started, found = time.monotonic(), measure()
+        seconds = time.monotonic() - started
+        self.seconds += seconds
         if path is not None:
-            text = json.dumps({"config": self.config.to_dict(), "metrics": {k: asdict(v) for k, v in found.items()}})
-            path.write_text(text)
+            metrics = {key: asdict(value) for key, value in found.items()}
+            path.write_text(json.dumps({"config": config, "seconds": seconds, "metrics": metrics}))
         return found
+
+    def _config_of(self, kind: str) -> dict[str, Any]:
+        """The config as far as this problem and this kind of network depend on it, in plain JSON values."""
+        config = self.config.to_dict() | {"problems": None, "problem": asdict(self.problem)}
+        if kind == "refined":
+            config |= {"plain_steps": None, "problem": config["problem"] | {"plain_size": None}}
+        plain_values: dict[str, Any] = json.loads(json.dumps(config))
+        return plain_values
 
     def _path(self, name: str) -> Path | None:
         if self.checkpoints is None:

@@ -16,8 +16,9 @@ from fishnets.ops.segment_information import segment_information
 from fishnets.priors import Prior
 from fishnets.ragged import Sets
 from fishnets.sets.fitting import expect_choice, expect_sets
-from fishnets.sets.objective import Standards, local_rows
+from fishnets.sets.objective import local_rows
 from fishnets.sets.recipe import Recipe
+from fishnets.sets.standards import Standards
 
 __all__ = ["Compressor", "Precision"]
 

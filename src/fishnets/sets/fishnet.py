@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from fishnets.algebra.information import Information
 from fishnets.errors import ConfigError, ShapeError
 from fishnets.networks import Gated, NetworkRecipe, TwinNetwork, member_weights
-from fishnets.priors import Normal, Prior
+from fishnets.priors import Prior
 from fishnets.ragged import Sets
 from fishnets.sets.compression import Compressor, Precision
 from fishnets.sets.estimate import Estimate
@@ -37,13 +37,14 @@ from fishnets.sets.fitting import (
     measure_features,
 )
 from fishnets.sets.history import History
-from fishnets.sets.objective import LocalObjective, Objective, Standards
+from fishnets.sets.objective import build_losses
 from fishnets.sets.pools import Pools
 from fishnets.sets.recipe import Recipe
 from fishnets.sets.scoring import plain_estimate, refined_estimate
 from fishnets.sets.sources import Simulator, Source
+from fishnets.sets.standards import Standards
 from fishnets.sets.stored_centring import StoredCentring, fit_centring
-from fishnets.sets.training import Losses, Schedule
+from fishnets.sets.training import Schedule
 
 __all__ = ["Fishnet"]
 
@@ -122,21 +123,9 @@ class Fishnet(nn.Module):
             self.local = TwinNetwork(body, width, len(point), factor, shared, members, generator)
         for networks in self._trained():
             networks.scale_to(100.0)  # until `fit` knows how large sets are
-        self._register(prior, point)
-
-    def _register(self, prior: Prior, fiducial: Tensor) -> None:
-        """Stores the standardisations and the prior in standardised parameters."""
-        scale = prior.covariance.to(torch.float64).diagonal().sqrt()
-        precision = torch.linalg.inv(prior.covariance.to(torch.float64) / torch.outer(scale, scale))
-        pull = precision @ ((prior.mean.to(torch.float64) - fiducial) / scale)
-        self.register_buffer("feature_shift", torch.zeros(self.recipe.num_features, dtype=torch.float64))
-        self.register_buffer("feature_scale", torch.ones(self.recipe.num_features, dtype=torch.float64))
-        self.register_buffer("fiducial", fiducial.clone())
-        self.register_buffer("theta_scale", scale)
-        self.register_buffer("prior_precision", 0.5 * (precision + precision.mT))
-        self.register_buffer("prior_pull", pull)  # −C⁻¹(θ* − μ), zero when the fiducial is the prior's mean
-        weights = torch.full((self.recipe.members,), 1 / self.recipe.members, dtype=torch.float64)
-        self.register_buffer("weights", weights)
+        for name, units in vars(Standards.make(num_features, prior, point)).items():
+            self.register_buffer(name, units)
+        self.register_buffer("weights", torch.full((members,), 1 / members, dtype=torch.float64))
 
     @property
     def prior(self) -> Prior:
@@ -365,7 +354,7 @@ class Fishnet(nn.Module):
             progress=progress,
         )
         self.centring = None  # measured on the networks as they were
-        losses = partial(self._losses, precision, compile)
+        losses = partial(build_losses, self, precision, compile)
         networks = self.networks if self.local is None else nn.ModuleList(self._trained())
         refine = self.local is not None
         return fit(self, networks, data, theta, options, losses, self._prepare, self._weigh_members, noisy=refine)
@@ -376,28 +365,8 @@ class Fishnet(nn.Module):
 
         save(self, path)
 
-    def _losses(self, precision: str, compiling: str, source: Source) -> tuple[Losses, Losses | None]:
-        """Losses in float32 and, where it was asked for or pays, in bfloat16."""
-        rows = source.typical.values[:1].float()
-        half = precision == "bfloat16" or (precision == "auto" and self._half_pays(rows))
-        compiled = compiling == "on" or (compiling == "auto" and self.fiducial.is_cuda)
-        standards = self.standards
-        exact = self._objective(standards, False, compiled and not half)  # too few steps to pay for compiling
-        return exact, self._objective(standards, True, compiled) if half else None
-
-    def _objective(self, standards: Standards, half: bool, compiled: bool) -> Losses:
-        first = Objective(self.networks, standards, half, compiled)
-        if self.local is None:
-            return first
-        is_normal = isinstance(self.prior, Normal)
-        precision = self.prior_precision if is_normal else torch.zeros_like(self.prior_precision)
-        return LocalObjective(first, self.local, precision, compiled)
-
     def _trained(self) -> list[TwinNetwork]:
         return [self.networks] if self.local is None else [self.networks, self.local]
-
-    def _half_pays(self, rows: Tensor) -> bool:
-        return rows.is_cuda and (self.networks.fuses(rows) or self.recipe.network.width >= 128)
 
     def _weigh_members(self, history: History) -> None:
         if all(math.isfinite(loss) for loss in history.best_loss):
@@ -406,14 +375,7 @@ class Fishnet(nn.Module):
     @property
     def standards(self) -> Standards:
         """What data and parameters are measured in, and the prior in these units."""
-        return Standards(
-            self.feature_shift,
-            self.feature_scale,
-            self.fiducial,
-            self.theta_scale,
-            self.prior_precision,
-            self.prior_pull,
-        )
+        return Standards(**{name: getattr(self, name) for name in Standards.__dataclass_fields__})
 
     @torch.no_grad()
     def _prepare(self, source: Source) -> None:

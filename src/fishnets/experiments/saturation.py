@@ -61,12 +61,14 @@ class Problem:
         size: Range of set sizes that the local networks are trained on.
         plain_size: That of the plain method.
         loss: Share of the information that simulations may cost.
+        times: Times as many test sets as the config says, where they are cheap.
     """
 
     name: Name
     size: tuple[int, int] = (5, 100)
     plain_size: tuple[int, int] = (500, 500)
     loss: float = 0.01
+    times: int = 1
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ PROBLEMS = (
     Problem("gamma"),
     Problem("linear", plain_size=(10, 1_000), loss=0.005),
     Problem("censored"),
-    Problem("normal"),
+    Problem("normal", times=2),
 )
 
 
@@ -132,7 +134,7 @@ def config_for(preset: str, protocol: str, seed: int = 0, device: str = "cpu") -
     if preset == "quick":
         return replace(
             config,
-            problems=tuple(replace(problem, plain_size=(10, 200), loss=0.02) for problem in PROBLEMS),
+            problems=tuple(replace(problem, plain_size=(10, 200), loss=0.02, times=1) for problem in PROBLEMS),
             sets_per_parameter=((10, 8), (500, 8), (10_000, 8)),
             width=16,
             members=1,
@@ -172,7 +174,7 @@ def run(config: Config, checkpoints: Path | None = None, progress: bool | None =
         study = _Study(config, problem, checkpoints, progress)
         metrics |= study.training()
         for size, number in config.sets_per_parameter:
-            metrics |= study.measured(problem.name, study.simulator, size, number)
+            metrics |= study.measured(problem.name, study.simulator, size, problem.times * number)
         if problem.name == "linear" and config.shift:
             number = max(number for _, number in config.sets_per_parameter)
             for law in ("A", "C"):
@@ -222,15 +224,17 @@ class _Study:
         self.seconds = 0.0  # over all starts
 
     def training(self) -> dict[str, Metric]:
-        """Trains both models, or takes those of an earlier start, and says what it took."""
-        found: dict[str, Metric] = {}
-        for kind in ("refined", "plain"):
-            found |= self.remembered(self.problem.name, kind, partial(self._train, kind))
-            if kind not in self.models:
-                path = self._path(f"{self.problem.name}-{kind}.fishnet")
-                assert path is not None
-                self.models[kind] = load(path, device=self.config.device)
-        return found
+        """Trains both models, unless an earlier start has, and says what it took."""
+        refined = self.remembered(self.problem.name, "refined", partial(self._train, "refined"))
+        return refined | self.remembered(self.problem.name, "plain", partial(self._train, "plain"))
+
+    def model(self, kind: str) -> Fishnet:
+        """A trained model, of this start or an earlier one."""
+        if kind not in self.models:
+            path = self._path(f"{self.problem.name}-{kind}.fishnet")
+            assert path is not None
+            self.models[kind] = load(path, device=self.config.device)
+        return self.models[kind]
 
     def _train(self, kind: str) -> dict[str, Metric]:
         config, problem, refine = self.config, self.problem, kind == "refined"
@@ -286,12 +290,12 @@ class _Study:
         return compared(label, size, tested, means) | said(label, size, refined, tested, seconds)
 
     def _plain(self, label: str, size: int, tested: list[Tested]) -> dict[str, Metric]:
-        mean = torch.cat([self.models["plain"].estimate(one.sets).mean.cpu() for one in tested])
+        mean = torch.cat([self.model("plain").estimate(one.sets).mean.cpu() for one in tested])
         return compared(label, size, tested, {"plain": mean})
 
     def _centred(self, simulator: Simulator, sets: Sets, size: int) -> Estimate:
         above, pilot = self.config.pilot
-        return self.models["refined"].estimate(
+        return self.model("refined").estimate(
             sets,
             simulator=simulator,
             loss=self.problem.loss,
@@ -301,7 +305,7 @@ class _Study:
         )
 
     def _local(self, sets: Sets) -> Estimate:
-        return self.models["refined"].estimate(sets, **self._how())
+        return self.model("refined").estimate(sets, **self._how())
 
     def _how(self) -> dict[str, Any]:
         on_gpu = self.config.device == "cuda"

@@ -54,10 +54,10 @@ class Training:
 
     width: int = 32
     depth: int = 2
-    members: int = 1
+    members: int = 4
     size: tuple[int, int] = (5, 100)
-    steps: int = 8_000
-    batch_data: int = 6_400
+    steps: int = 20_000
+    batch_data: int = 51_200
     learning_rate: float = 5e-3
 
 
@@ -119,7 +119,7 @@ class Result:
 
 
 def config_for(preset: str, protocol: str, seed: int = 0, device: str = "cpu", *, table: Table) -> Config:
-    """The config of a preset: ``"smoke"`` (seconds), ``"quick"`` (CPU minutes) or ``"paper"`` (a GPU, or a CPU).
+    """The config of a preset: ``"smoke"`` (seconds), ``"quick"`` (CPU minutes) or ``"paper"`` (a GPU).
 
     Args:
         preset: How much to compute.
@@ -137,7 +137,7 @@ def config_for(preset: str, protocol: str, seed: int = 0, device: str = "cpu", *
     if preset == "paper":
         return config
     if preset == "quick":
-        quick = replace(config.training, steps=5_000, batch_data=3_200)
+        quick = replace(config.training, members=1, steps=5_000, batch_data=3_200)
         return replace(config, training=quick, surveys=60, surveys_with_w=40, prior_surveys=0, repeats=4)
     smoke = Training(16, 2, 1, (5, 50), 250, 3_200, 1e-2)
     few: dict[str, Any] = {"surveys": 2, "surveys_with_w": 2, "prior_surveys": 2, "repeats": 2}
@@ -238,7 +238,7 @@ def _survey_metrics(config: Config, simulator: Supernovae, model: Fishnet, names
     found = _estimate(config, model, sets.to(config.device), simulator)
     settled, simulated = (x.cpu().to(torch.float64) for x in (found.settled, found.num_simulated))
     estimates = {"": found.mean.cpu()} | _without_simulations(config, model, sets)
-    roots = _exact_roots(simulator, sets, theta)
+    roots = _exact_roots(config, simulator, sets, theta)
     bound = excess(roots, exact, fisher).value
     metrics = {
         f"excess{label}/union21": metric(excess(estimate, exact, fisher), bound=bound)
@@ -261,7 +261,7 @@ def _excess_over_prior(config: Config, simulator: Supernovae, model: Fishnet) ->
     theta = low + (high - low) * (MARGIN + (1 - 2 * MARGIN) * unit)
     sets = _surveys(config, simulator, theta, 1)
     found, exact = _estimate(config, model, sets.to(config.device), simulator), _exact_means(config, simulator, sets)
-    fisher, roots = simulator.fisher(sets, theta), _exact_roots(simulator, sets, theta)
+    fisher, roots = simulator.fisher(sets, theta), _exact_roots(config, simulator, sets, theta)
     return metric(excess(found.mean.cpu(), exact, fisher), bound=excess(roots, exact, fisher).value)
 
 
@@ -273,18 +273,20 @@ def _surveys(config: Config, simulator: Supernovae, theta: Tensor, stream: int) 
 
 
 def _exact_means(config: Config, simulator: Supernovae, sets: Sets) -> Tensor:
-    """Exact posterior means, shape (T, p)."""
-    return torch.stack([simulator.posterior(sets[i], config.points).mean for i in range(len(sets))])
+    """Exact posterior means, shape (T, p), on the CPU."""
+    rows = sets.to(config.device)
+    return torch.stack([simulator.posterior(rows[i], config.points).mean for i in range(len(rows))]).cpu()
 
 
-def _exact_roots(simulator: Supernovae, sets: Sets, theta: Tensor) -> Tensor:
+def _exact_roots(config: Config, simulator: Supernovae, sets: Sets, theta: Tensor) -> Tensor:
     """Estimates (T, p) that exact scores give: roots with the Gaussian prior, by Fisher scoring from the truth."""
-    prior, at = simulator.prior, theta
-    edge = 1e-3 * (prior.high - prior.low)
+    prior, at, rows = simulator.prior, theta.to(config.device), sets.to(config.device)
+    low, high = (bound.to(config.device) for bound in (prior.low, prior.high))
+    edge = 1e-3 * (high - low)
     for _ in range(ROOT_STEPS):
-        information = Information(simulator.score(sets, at), simulator.fisher(sets, at), at, sets.sizes)
-        at = information.posterior(prior).mean.clamp(prior.low + edge, prior.high - edge)
-    return at
+        information = Information(simulator.score(rows, at), simulator.fisher(rows, at), at, rows.sizes)
+        at = information.posterior(prior).mean.clamp(low + edge, high - edge)
+    return at.cpu()
 
 
 def _without_simulations(config: Config, model: Fishnet, sets: Sets) -> dict[str, Tensor]:

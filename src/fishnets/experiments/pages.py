@@ -96,7 +96,7 @@ def robustness_page(root: str | Path) -> str:
 def saturation_page(root: str | Path) -> str:
     """The page of the study of saturation."""
     folder = Path(root) / "saturation"
-    records = _records(folder)
+    records = [read_record(path) for path in sorted(folder.glob("*.json"))]
     parts = ["# Saturation: information kept as sets grow", "", MADE, "", *_facts(records), ""]
     parts += [
         "χ² is the squared error over the Cramér–Rao bound, paired with the exact score on the same sets: 1 is the "
@@ -111,19 +111,25 @@ def saturation_page(root: str | Path) -> str:
         parts += [f"## {record.preset} preset, {record.protocol} protocol ({record.hardware})", ""]
         labels = list(dict.fromkeys(key.split("/")[1] for key in metrics if key.startswith("chi2/")))
         for label in labels:
-            parts += [f"### {label}", "", *_training_lines(metrics, label), *_saturation_tables(metrics, label), ""]
+            parts += [f"### {label}", "", *_training_lines(record, label), *_saturation_tables(metrics, label), ""]
         parts += [f"![{path.name}]({path.name})" for path in sorted(folder.glob(f"{record.stem}-*.png"))] + [""]
     return "\n".join([*parts, "Notes on these records: [all records](../README.md).", ""])
 
 
-def _training_lines(metrics: Mapping[str, Metric], label: str) -> list[str]:
+def _training_lines(record: Record, label: str) -> list[str]:
     lines = []
-    for kind in ("refined", "plain"):
-        if f"weights/{label}/{kind}" in metrics:
-            seconds, data, weights = (
-                metrics[f"{what}/{label}/{kind}"].value for what in ("seconds/training", "data/training", "weights")
-            )
-            lines.append(f"- {kind}: {weights:,.0f} weights a member, {data:.3g} data in {seconds:.0f} s of training")
+    for problem in record.config["problems"]:
+        for kind, sizes in (("refined", problem["size"]), ("plain", problem["plain_size"])):
+            if problem["name"] == label:
+                seconds, data, weights = (
+                    record.metrics[f"{what}/{label}/{kind}"].value
+                    for what in ("seconds/training", "data/training", "weights")
+                )
+                size = " to ".join(f"{n:,}" for n in dict.fromkeys(sizes))
+                lines.append(
+                    f"- {kind}: {weights:,.0f} weights a member, trained on sets of {size}, {data:.3g} data in "
+                    f"{seconds:.0f} s"
+                )
     return [*lines, ""] if lines else []
 
 

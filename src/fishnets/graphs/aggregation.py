@@ -1,0 +1,285 @@
+r"""FishnetsAggregation: an aggregation for PyTorch Geometric that knows how much each message is worth.
+
+A linear layer turns each message into a score :math:`t_e` and a Fisher matrix :math:`F_e`. Both are summed over the
+messages of a node, a prior precision :math:`P` is added, and
+
+.. math:: z_v = \Big(P + \sum_e w_e F_e\Big)^{-1} \sum_e w_e t_e, \qquad
+          s_v = \ln\Big(1 + \operatorname{diag}\big(\textstyle\sum_e w_e F_e\big) / \operatorname{diag} P\Big),
+
+estimate and log-information, are mapped linearly to the node's channels. The paper passes on the estimate alone and
+throws the information away. A node without messages receives zero.
+
+Weights :math:`w_e \ge 0` scale a message's information: 0 removes it, 2 counts it twice. Sums are additive, so parts of
+a neighbourhood can be aggregated apart and merged as :class:`fishnets.Information`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn.aggr import Aggregation
+
+from fishnets.algebra.cholesky import inverse_softplus
+from fishnets.algebra.information import Information
+from fishnets.algebra.packing import diagonal_positions, unpack_symmetric
+from fishnets.errors import ConfigError, DataError, ShapeError, describe_rows
+from fishnets.graphs.forms import Form, expect_form, information_rows, num_outputs
+
+__all__ = ["Aggregated", "FishnetsAggregation", "register_with_pyg"]
+
+
+@dataclass(frozen=True, eq=False)
+class Aggregated:
+    """What a neighbourhood says, beside the features that are passed on.
+
+    Args:
+        information: Summed information of each node, without the prior, batch shape (*, N).
+        estimate: Latent estimates z, shape (*, N, p).
+        variance: Marginal variances of the estimates, prior included, shape (*, N, p).
+        log_determinant: Of the precision, prior included, shape (*, N).
+        leverage: Each message's share of its node's precision, the trace of its Fisher matrix times the covariance;
+            a node's leverages add to p less the prior's share. Shape (*, E).
+    """
+
+    information: Information
+    estimate: Tensor
+    variance: Tensor
+    log_determinant: Tensor
+    leverage: Tensor
+
+
+class FishnetsAggregation(Aggregation):  # type: ignore[misc]
+    """Sums learned information over messages and passes on what it says.
+
+    Args:
+        in_channels: Width of a message.
+        out_channels: Width of the output; that of a message by default, as most convolutions expect.
+        num_params: Number of latent parameters p; a message is turned into p + p(p+1)/2 numbers.
+        form: ``"location"``, or ``"paper"`` for the paper's: scores, a fixed prior of one, and no log-information;
+            ``"legacy"`` for parity with the authors' public code.
+        device: Device of the parameters.
+        dtype: Precision of the parameters.
+
+    Example:
+        >>> aggregation = FishnetsAggregation(16, num_params=4)
+        >>> x, index = torch.randn(5, 16), torch.tensor([0, 0, 3, 0, 3])
+        >>> aggregation(x, index, dim_size=4).shape
+        torch.Size([4, 16])
+        >>> aggregation
+        FishnetsAggregation(16, 16, num_params=4)
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int | None = None,
+        num_params: int = 8,
+        *,
+        form: Form = "location",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        expect_form(form)
+        out_channels = in_channels if out_channels is None else out_channels
+        given = {"in_channels": in_channels, "out_channels": out_channels, "num_params": num_params}
+        for name, number in given.items():
+            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+                raise ConfigError(f"`{name}` is {number!r} but a positive whole number was expected.")
+        self.in_channels, self.out_channels, self.num_params, self.form = in_channels, out_channels, num_params, form
+        where: dict[str, Any] = {"device": device, "dtype": dtype}
+        plain = form != "location"
+        self.lin_in = nn.Linear(in_channels, num_outputs(num_params), **where)
+        self.lin_out = nn.Linear(num_params if plain else 2 * num_params, out_channels, bias=plain, **where)
+        self.log_prior = None if plain else nn.Parameter(torch.empty(num_params, **where))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters anew."""
+        self.lin_in.reset_parameters()
+        self.lin_out.reset_parameters()
+        if self.log_prior is not None:
+            self._match_scales()
+
+    @torch.no_grad()
+    def _match_scales(self) -> None:
+        """Starts as a mean over messages that a prior of one message shrinks, at the messages' own scale."""
+        p, weight, bias = self.num_params, self.lin_in.weight, self.lin_in.bias
+        nn.init.orthogonal_(weight[:p], gain=math.sqrt(max(1.0, self.in_channels / p)))
+        weight[p:] *= 0.5
+        bias.zero_()
+        bias[p + diagonal_positions(p, bias.device)] = inverse_softplus(1.0)
+        assert self.log_prior is not None
+        self.log_prior.zero_()
+        nn.init.normal_(self.lin_out.weight, std=1 / math.sqrt(p))
+
+    def forward(
+        self,
+        x: Tensor,
+        index: Tensor | None = None,
+        ptr: Tensor | None = None,
+        dim_size: int | None = None,
+        dim: int = -2,
+        weight: Tensor | None = None,
+    ) -> Tensor:
+        """Aggregates messages.
+
+        Args:
+            x: Messages, shape (*, E, *, in_channels), with E along ``dim``.
+            index: Node of each message, in any order, shape (E,).
+            ptr: Bounds of the nodes' messages, where these are grouped, shape (N + 1,).
+            dim_size: Number of nodes N.
+            dim: Dimension of the messages; any but the last.
+            weight: How much each message counts, not negative, shape (E,).
+
+        Returns:
+            Features of each node, shape (*, N, *, out_channels).
+        """
+        return self.decode(self._sum(self._weighted(x, weight, dim), index, ptr, dim_size, dim), x.dtype)
+
+    def encode(self, x: Tensor) -> Tensor:
+        """Rows of information (*, p + p(p+1)/2) of messages (*, in_channels), in float32 or better.
+
+        They may be scaled, gathered and summed in any order, for instance by a sparse product with an adjacency.
+        """
+        self._expect_messages(x)
+        raw = self.lin_in(x)
+        with torch.autocast(raw.device.type, enabled=False):
+            return information_rows(_precise(raw), self.num_params, self.form)
+
+    def decode(self, total: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Features (*, out_channels) from summed rows of information (*, p + p(p+1)/2)."""
+        with torch.autocast(total.device.type, enabled=False):
+            features, informed = self._features(_precise(total))
+        narrow = dtype if dtype is not None and not torch.is_autocast_enabled(total.device.type) else None
+        out: Tensor = self.lin_out(features if narrow is None else features.to(narrow))
+        return out if self.lin_out.bias is None else out * informed.to(out)
+
+    def inspect(
+        self,
+        x: Tensor,
+        index: Tensor | None = None,
+        ptr: Tensor | None = None,
+        dim_size: int | None = None,
+        weight: Tensor | None = None,
+    ) -> Aggregated:
+        """Says what messages (E, in_channels) are worth; arguments as in :meth:`forward`.
+
+        Example:
+            >>> aggregation = FishnetsAggregation(16, num_params=4)
+            >>> aggregation.inspect(torch.randn(5, 16), torch.tensor([0, 0, 1, 0, 1])).leverage.shape
+            torch.Size([5])
+        """
+        if index is None and ptr is None:
+            index = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
+        size = _num_groups(index, ptr, dim_size)
+        rows, group = self._weighted(x, weight, 0), _index(index, ptr, x.shape[0])
+        total, p = self._sum(rows, index, ptr, size, 0), self.num_params
+        score, fisher = total[:, :p], unpack_symmetric(total[:, p:])
+        count = torch.zeros(size, dtype=torch.int64, device=x.device).index_add(0, group, torch.ones_like(group))
+        factor = torch.linalg.cholesky_ex(self._precision(fisher))[0]
+        covariance = torch.cholesky_inverse(factor)
+        leverage = (unpack_symmetric(rows[:, p:]) * covariance[group]).sum((-2, -1))
+        return Aggregated(
+            Information(score, fisher, torch.zeros_like(score[0]) if size else score.new_zeros(p), count),
+            torch.cholesky_solve(score.unsqueeze(-1), factor).squeeze(-1),
+            covariance.diagonal(dim1=-2, dim2=-1),
+            2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1),
+            leverage,
+        )
+
+    def _features(self, total: Tensor) -> tuple[Tensor, Tensor]:
+        """What is mapped to channels, (*, p) or (*, 2p), and whether there is any information, (*, 1)."""
+        p = self.num_params
+        score, packed = total[..., :p], total[..., p:]
+        factor = torch.linalg.cholesky_ex(self._precision(unpack_symmetric(packed)))[0]  # never raises, nor syncs
+        estimate = torch.cholesky_solve(score.unsqueeze(-1), factor).squeeze(-1)
+        own = packed[..., diagonal_positions(p, packed.device)]
+        if self.log_prior is None:
+            return estimate, own.sum(-1, keepdim=True) > 0
+        return torch.cat([estimate, torch.log1p(own * (-self.log_prior.to(own)).exp())], dim=-1), own.new_ones(1)
+
+    def _precision(self, fisher: Tensor) -> Tensor:
+        if self.log_prior is None:
+            return fisher + torch.eye(self.num_params, dtype=fisher.dtype, device=fisher.device)
+        return fisher + torch.diag_embed(self.log_prior.to(fisher).exp())
+
+    def _weighted(self, x: Tensor, weight: Tensor | None, dim: int) -> Tensor:
+        rows = self.encode(x)
+        if dim % x.dim() == x.dim() - 1:
+            raise ShapeError(
+                f"`dim` is {dim}, the last of {x.dim()}, but that one holds the channels; give the dimension of the "
+                "messages."
+            )
+        if weight is None:
+            return rows
+        if weight.shape != (x.shape[dim],):
+            raise ShapeError(f"`weight` has shape {tuple(weight.shape)} but one for each message, ({x.shape[dim]},), "
+                             "was expected.")  # fmt: skip
+        if not torch.compiler.is_compiling() and bool((weight < 0).any()):
+            where = (weight < 0).nonzero().flatten().tolist()
+            raise DataError(
+                f"The weights of messages {describe_rows(where)} are negative; a weight says how much a message "
+                "counts, 0 removes it."
+            )
+        shape = [1] * x.dim()
+        shape[dim] = -1
+        return rows * weight.to(rows).view(shape)
+
+    def _sum(self, rows: Tensor, index: Tensor | None, ptr: Tensor | None, dim_size: int | None, dim: int) -> Tensor:
+        """Sums rows of information over the messages of each node, differentiable as often as one likes."""
+        shape = list(rows.shape)
+        group = _index(index, ptr, shape[dim])
+        shape[dim] = _num_groups(index, ptr, dim_size)
+        return rows.new_zeros(shape).index_add(dim, group, rows)
+
+    def _expect_messages(self, x: Tensor) -> None:
+        if x.dim() < 2 or x.shape[-1] != self.in_channels:
+            raise ShapeError(
+                f"Messages of shape {tuple(x.shape)} were given to {self!r}, which expects {self.in_channels} channels "
+                "in the last dimension. One instance serves one width: give layers of other widths their own, and "
+                "leave `decomposed_layers` at 1, because a Fisher matrix mixes all channels."
+            )
+        dtype = self.lin_in.weight.dtype
+        if x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
+            raise DataError(
+                f"Messages are {x.dtype} but the parameters of {self!r} are {dtype}; convert one of them, for instance "
+                "with `model.to(x.dtype)`."
+            )
+
+    def __repr__(self) -> str:
+        form = "" if self.form == "location" else f", form='{self.form}'"
+        return f"FishnetsAggregation({self.in_channels}, {self.out_channels}, num_params={self.num_params}{form})"
+
+
+def register_with_pyg() -> None:
+    """Lets PyTorch Geometric find the aggregation by name: ``SAGEConv(..., aggr="fishnets", aggr_kwargs={...})``."""
+    from torch_geometric.nn import aggr
+
+    aggr.FishnetsAggregation = FishnetsAggregation
+
+
+def _precise(values: Tensor) -> Tensor:
+    """Values in float32 at least: sums and factorisations need it."""
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+
+
+def _index(index: Tensor | None, ptr: Tensor | None, num_messages: int) -> Tensor:
+    if index is not None:
+        return index
+    assert ptr is not None
+    groups = torch.arange(ptr.numel() - 1, device=ptr.device)
+    return torch.repeat_interleave(groups, ptr.diff(), output_size=num_messages)
+
+
+def _num_groups(index: Tensor | None, ptr: Tensor | None, dim_size: int | None) -> int:
+    if dim_size is not None:
+        return dim_size
+    if ptr is not None:
+        return ptr.numel() - 1
+    assert index is not None
+    return int(index.max()) + 1 if index.numel() else 0

@@ -11,6 +11,8 @@ from fishnets.experiments import (
     gamma_population,
     linear_figures,
     linear_scaling,
+    noisy_neighbourhoods,
+    noisy_neighbourhoods_figures,
     robustness,
     robustness_figures,
     saturation,
@@ -30,6 +32,8 @@ __all__ = [
     "gamma_population",
     "linear_figures",
     "linear_scaling",
+    "noisy_neighbourhoods",
+    "noisy_neighbourhoods_figures",
     "read_record",
     "robustness",
     "robustness_figures",
@@ -72,5 +76,8 @@ EXPERIMENTS = {
     "saturation": Experiment(saturation.config_for, saturation.run, saturation_figures.draw),
     "supernovae": Experiment(
         supernovae.config_for, supernovae.run, supernovae_figures.draw, read=union21.read_union21
+    ),
+    "noisy-neighbourhoods": Experiment(
+        noisy_neighbourhoods.config_for, noisy_neighbourhoods.run, noisy_neighbourhoods_figures.draw
     ),
 }

@@ -9,7 +9,15 @@ from pathlib import Path
 from fishnets.experiments.records import Metric, Record, read_record
 from fishnets.experiments.report import comparison_table, format_metric, markdown_table
 
-__all__ = ["gamma_page", "linear_scaling_page", "main", "robustness_page", "saturation_page", "supernovae_page"]
+__all__ = [
+    "gamma_page",
+    "linear_scaling_page",
+    "main",
+    "neighbourhoods_page",
+    "robustness_page",
+    "saturation_page",
+    "supernovae_page",
+]
 
 MADE = "Made by `python -m fishnets.experiments.pages results` from the records beside it:"
 SUPERNOVA_MODELS = {"": "flat, w = −1", "w/": "flat, w free"}
@@ -207,6 +215,36 @@ def _supernova_surveys(record: Record) -> list[str]:
     return [text, "", markdown_table(header, rows), ""]
 
 
+def neighbourhoods_page(root: str | Path) -> str:
+    """The page of noisy neighbourhoods."""
+    folder = Path(root) / "noisy-neighbourhoods"
+    records = _records(folder)
+    parts = ["# Noisy neighbourhoods: aggregations where the right answer is known", "", MADE, "", *_facts(records), ""]
+    for record in records:
+        config, metrics = record.config, record.metrics
+        rates = ", ".join(f"{rate:g}" for rate in config["learning_rates"])
+        parts += [
+            f"## {record.preset} preset, {record.protocol} protocol ({record.hardware})",
+            "",
+            "Squared error of a node's parameters over the least possible, 1 is optimal. Networks differ in their "
+            f"aggregation alone; each had the learning rates {rates} in runs of {config['tuning_steps']:,} steps, and "
+            f"{config['steps']:,} steps with the best. Seeds: {len(config['seeds'])}.",
+            "",
+        ]
+        laws = ("train", "degree-x20", "noise-shift")
+        rows = []
+        for method in config["methods"]:
+            cells = [format_metric(metrics[f"mse_over_bound/{method}/{law}"]) for law in laws]
+            weights, seconds, rate = (
+                metrics[f"{what}/{method}"].value for what in ("weights", "seconds/training", "learning-rate")
+            )
+            rows.append([method, *cells, f"{weights:,.0f}", f"{rate:g}", f"{seconds:.0f}"])
+        header = ["aggregation", *laws, "weights", "rate", "seconds of training"]
+        parts += [markdown_table(header, rows), ""]
+        parts += [f"![{path.name}]({path.name})" for path in sorted(folder.glob(f"{record.stem}-*.png"))] + [""]
+    return "\n".join([*parts, "Notes on these records: [all records](../README.md).", ""])
+
+
 def _table_two(metrics: Mapping[str, Metric], network: str) -> list[str]:
     cells, paper = [], []
     for law in ("A", "C"):
@@ -289,6 +327,7 @@ def main(root: str | Path) -> None:
         "robustness": robustness_page,
         "saturation": saturation_page,
         "supernovae": supernovae_page,
+        "noisy-neighbourhoods": neighbourhoods_page,
     }
     for name, page in pages.items():
         if any((Path(root) / name).glob("*.json")):

@@ -9,5 +9,15 @@ except ImportError as error:
 
 from fishnets.graphs.aggregation import Aggregated, FishnetsAggregation, register_with_pyg
 from fishnets.graphs.conv import FishnetsConv
+from fishnets.graphs.models import PAPER_MODELS, DeeperGCN, PaperModel, paper_model
 
-__all__ = ["Aggregated", "FishnetsAggregation", "FishnetsConv", "register_with_pyg"]
+__all__ = [
+    "PAPER_MODELS",
+    "Aggregated",
+    "DeeperGCN",
+    "FishnetsAggregation",
+    "FishnetsConv",
+    "PaperModel",
+    "paper_model",
+    "register_with_pyg",
+]

@@ -18,9 +18,9 @@ OGB's own downloads have no ``meta.json``: its values are known here for the fol
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,14 +40,12 @@ LAYOUT = (
     "OGB's layout is raw/{edge,edge-feat,node-label,num-node-list,num-edge-list}.csv.gz, "
     "split/<name>/{train,valid,test}.csv.gz and meta.json"
 )
-KNOWN = {
-    "ogbn_proteins": {"add_inverse_edge": "True", "has_edge_attr": "True", "has_node_attr": "False", "split": "species"},
-    "ogbn_arxiv": {"add_inverse_edge": "False", "has_edge_attr": "False", "has_node_attr": "True", "split": "time"},
+NAMES = ("add_inverse_edge", "has_edge_attr", "has_node_attr", "split")
+KNOWN = {  # as in ogb/nodeproppred/master.csv
+    "ogbn_proteins": dict(zip(NAMES, ("True", "True", "False", "species"), strict=True)),
+    "ogbn_arxiv": dict(zip(NAMES, ("False", "False", "True", "time"), strict=True)),
 }
 PARTS = ("train", "valid", "test")
-BLOCK = 1 << 24  # bytes of text parsed at a time: ogbn-proteins has about 2 GB of it
-COMMA, NEWLINE = b",\n"
-SPACES = bytes.maketrans(b",", b" ")
 
 
 def read_node_dataset(root: str | Path) -> Data:
@@ -109,10 +107,11 @@ def sum_of_edges(data: Data) -> Tensor:
         raise DataError("`data` has no `edge_attr`, so there are no edge features to sum.")
     if edge_attr.ndim != 2 or edge_attr.shape[0] != edge_index.shape[1]:
         raise ShapeError(
-            f"`edge_attr` has shape {tuple(edge_attr.shape)} but ({edge_index.shape[1]}, d) was expected, a row for each "
-            "edge."
+            f"`edge_attr` has shape {tuple(edge_attr.shape)} but ({edge_index.shape[1]}, d) was expected, a row for "
+            "each edge."
         )
-    return edge_attr.new_zeros(data.num_nodes, edge_attr.shape[1]).index_add(0, edge_index[1], edge_attr)
+    total: Tensor = edge_attr.new_zeros(data.num_nodes, edge_attr.shape[1])
+    return total.index_add(0, edge_index[1], edge_attr)
 
 
 def _meta(root: Path) -> dict[str, Any]:
@@ -146,18 +145,18 @@ def _edges(raw: Path, meta: dict[str, Any], num_nodes: int) -> tuple[Tensor, Ten
     """Directed edges (2, E) and their features (E, d)."""
     both_directions = _flag(raw.parent, meta, "add_inverse_edge")
     num_stored = _count(raw / "num-edge-list.csv.gz")
-    edges = _table(raw / "edge.csv.gz", np.int64, columns=2)
+    edges = _whole_numbers(raw / "edge.csv.gz", columns=2)
     _expect_rows(raw / "edge.csv.gz", edges, num_stored, "edge that num-edge-list.csv.gz counts")
     strangers = np.flatnonzero(((edges < 0) | (edges >= num_nodes)).any(1))
     if strangers.size:
-        rows = describe_rows([f"row {i + 1} ({edges[i, 0]}, {edges[i, 1]})" for i in strangers[:6]])
+        first = edges[strangers[0]].tolist()
         raise DataError(
-            f"{raw / 'edge.csv.gz'} has {strangers.size} edges to nodes that do not exist: {rows}. "
+            f"{raw / 'edge.csv.gz'} has {strangers.size} edges with nodes that do not exist, the first in row "
+            f"{strangers[0] + 1}: {first[0]}, {first[1]}. "
             f"num-node-list.csv.gz counts {num_nodes} nodes, 0 to {num_nodes - 1}."
         )
-    features = _features(
-        raw / "edge-feat.csv.gz", num_stored, "edge", _flag(raw.parent, meta, "has_edge_attr", "True")
-    )
+    has_features = _flag(raw.parent, meta, "has_edge_attr", "True")
+    features = _features(raw / "edge-feat.csv.gz", num_stored, "edge", has_features)
     if both_directions:  # reverses interleaved, as in OGB: halves of the list are then halves of the undirected edges
         edges = np.stack([edges, edges[:, ::-1]], axis=1).reshape(-1, 2)
         features = None if features is None else features.repeat_interleave(2, dim=0)
@@ -183,8 +182,7 @@ def _labels(path: Path, num_nodes: int) -> Tensor:
     """Labels (N, columns): int64 where all are whole, else float32 with NaN for the unknown."""
     table = _table(path, np.float64)
     _expect_rows(path, table, num_nodes, "node")
-    whole = bool((np.isfinite(table) & (table == np.rint(table))).all())
-    return torch.from_numpy(table).to(torch.int64 if whole else torch.float32)
+    return torch.from_numpy(table).to(torch.int64 if _is_whole(table).all() else torch.float32)
 
 
 def _split_folder(root: Path, meta: dict[str, Any]) -> Path:
@@ -206,7 +204,7 @@ def _masks(folder: Path, num_nodes: int) -> dict[str, Tensor]:
     masks = {}
     for part in PARTS:
         path = folder / f"{part}.csv.gz"
-        nodes = _table(path, np.int64, columns=1)[:, 0]
+        nodes = _whole_numbers(path, columns=1)[:, 0]
         strangers = nodes[(nodes < 0) | (nodes >= num_nodes)]
         if strangers.size:
             raise DataError(
@@ -223,11 +221,11 @@ def _masks(folder: Path, num_nodes: int) -> dict[str, Tensor]:
 
 def _count(path: Path) -> int:
     """The one number of a file that counts nodes or edges."""
-    table = _table(path, np.int64, columns=1)
+    table = _whole_numbers(path, columns=1)
     if table.size != 1 or table[0, 0] < 0:
         raise DataError(
-            f"{path} has {table.size} rows, {describe_rows(table[:6, 0].tolist()) or 'none'}, but one count was "
-            "expected: a folder with labelled nodes holds one graph."
+            f"{path} has the rows [{describe_rows(table[:, 0].tolist())}] but one count was expected: a folder with "
+            "labelled nodes holds one graph."
         )
     return int(table[0, 0])
 
@@ -237,65 +235,43 @@ def _expect_rows(path: Path, table: NDArray[Any], num_rows: int, owner: str) -> 
         raise DataError(f"{path} has {len(table)} rows but {num_rows} were expected, one for each {owner}.")
 
 
-def _table(path: Path, dtype: type[np.number[Any]], columns: int | None = None) -> NDArray[Any]:
-    """Numbers of a compressed table, shape (rows, columns); as many columns as the first row has unless given."""
+def _whole_numbers(path: Path, columns: int) -> NDArray[np.int64]:
+    """A table of counts or of nodes, shape (rows, columns)."""
+    table = _table(path, np.float64)
+    if len(table) and table.shape[1] != columns:
+        raise FileFormatError(f"{path} has {table.shape[1]} columns but {columns} were expected. {LAYOUT}.")
+    broken = np.flatnonzero(~_is_whole(table).all(1))
+    if broken.size:
+        raise FileFormatError(f"{path}, row {broken[0] + 1}, is {table[broken[0]]} but whole numbers were expected.")
+    return table.astype(np.int64).reshape(-1, columns)
+
+
+def _is_whole(table: NDArray[np.float64]) -> NDArray[np.bool_]:
+    whole: NDArray[np.bool_] = np.isfinite(table) & (table == np.rint(table))
+    return whole
+
+
+def _table(path: Path, dtype: type[np.floating[Any]]) -> NDArray[Any]:
+    """Numbers of a compressed table, shape (rows, columns), an empty cell as NaN."""
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path}. {LAYOUT}.")
-    parts: list[NDArray[Any]] = []
-    for text in _blocks(path):
-        columns = columns or text.partition(b"\n")[0].count(b",") + 1
-        part = _rows(text, dtype, columns)
-        if part is None:
-            lines = text.splitlines(keepends=True)
-            bad = next((i for i, line in enumerate(lines) if _rows(line, dtype, columns) is None), 0)
-            kind = "whole numbers" if np.issubdtype(dtype, np.integer) else "numbers"
-            raise FileFormatError(
-                f"{path}, row {sum(map(len, parts)) + bad + 1}, is {lines[bad][:60].decode(errors='replace').strip()!r} "
-                f"but {columns} {kind} between commas were expected. There is no header in OGB's layout."
-            )
-        parts.append(part)
-    return np.concatenate(parts) if parts else np.empty((0, columns or 0), dtype)
-
-
-def _blocks(path: Path) -> Iterator[bytes]:
-    """The text of a compressed file in blocks of whole lines, each line with its end."""
-    rest = b""
     try:
-        with gzip.open(path) as handle:
-            while block := handle.read(BLOCK):
-                head, end, rest = (rest + block.replace(b"\r", b"")).rpartition(b"\n")
-                if end:
-                    yield head + end
+        try:
+            return _parsed(path, dtype)
+        except ValueError:  # an empty cell, perhaps: slower by a call for each cell, so not the first choice
+            return _parsed(path, dtype, converters=lambda cell: float(cell or "nan"))
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise FileFormatError(f"{path} is damaged or not compressed with gzip: {error}.") from error
-    if rest:
-        yield rest + b"\n"
+    except ValueError as error:
+        raise FileFormatError(
+            f"{path} is not a table of numbers between commas, without a header and with as many columns in each row: "
+            f"{error}"
+        ) from error
 
 
-def _rows(text: bytes, dtype: type[np.number[Any]], columns: int) -> NDArray[Any] | None:
-    """Numbers of whole lines, shape (rows, columns), an empty cell as NaN; None where they are no such table."""
-    characters = np.frombuffer(text, np.uint8)
-    separators = characters[(characters == COMMA) | (characters == NEWLINE)]
-    expected = np.frombuffer(b"," * (columns - 1) + b"\n", np.uint8)
-    if separators.size % columns or (separators.reshape(-1, columns) != expected).any():
-        return None
-    numbers = _numbers(text, dtype)
-    if numbers.size != separators.size:
-        numbers = _numbers(_with_nan(text), dtype)
-    return numbers.reshape(-1, columns) if numbers.size == separators.size else None
-
-
-def _numbers(text: bytes, dtype: type[np.number[Any]]) -> NDArray[Any]:
-    """All numbers of a text, or none where something else is among them."""
-    try:  # of white space alone NumPy makes one number; NumPy before 2.4 warns where a newer one raises
-        return np.fromstring(text.translate(SPACES), dtype, sep=" ") if text.strip() else np.empty(0, dtype)
-    except (ValueError, DeprecationWarning):
-        return np.empty(0, dtype)
-
-
-def _with_nan(text: bytes) -> bytes:
-    """Writes nan into the empty cells of whole lines."""
-    text = b"\n" + text
-    for _ in range(2):  # twice: of three commas in a row the first pass sees two
-        text = text.replace(b",,", b",nan,")
-    return text.replace(b"\n,", b"\nnan,").replace(b",\n", b",nan\n")[1:]
+def _parsed(path: Path, dtype: type[np.floating[Any]], **options: Any) -> NDArray[Any]:
+    with gzip.open(path) as handle:
+        if not handle.peek(1).strip():  # NumPy warns of a table without rows
+            return np.empty((0, 0), dtype)
+        lines = io.TextIOWrapper(handle, encoding="utf-8")
+        return np.loadtxt(lines, dtype, comments=None, delimiter=",", ndmin=2, **options)

@@ -41,7 +41,8 @@ def roc_auc(score: Tensor, label: Tensor) -> Tensor:
     scored = num_pairs > 0
     if not scored.any():
         raise DataError(
-            f"None of the {len(scored)} tasks has both positives and negatives, so no area under a ROC curve is defined."
+            f"None of the {len(scored)} tasks has both positives and negatives, so the area under the ROC curve is not "
+            "defined."
         )
     ordered, order = score[scored].sort(dim=1)
     below = pad(negative[scored].gather(1, order).cumsum(1), (1, 0))  # (tasks, n + 1): negatives among the first k
@@ -55,11 +56,12 @@ def _checked(score: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Scores in float64, and positives and negatives as 0 and 1 in int64, each of shape (tasks, n)."""
     if score.shape != label.shape or score.ndim not in (1, 2):
         raise ShapeError(
-            f"`score` has shape {tuple(score.shape)} and `label` {tuple(label.shape)} but the same shape, (n, tasks) or "
-            "(n,), was expected of both."
+            f"`score` has shape {tuple(score.shape)} and `label` {tuple(label.shape)} but the same shape, (n, tasks) "
+            "or (n,), was expected of both."
         )
-    columns = (score.detach().reshape(len(score), -1).mT, label.reshape(len(label), -1).mT)
-    values, classes = columns[0].to(torch.float64).contiguous(), columns[1].to(score.device)
+    if score.ndim == 1:
+        score, label = score.unsqueeze(1), label.unsqueeze(1)
+    values, classes = score.detach().to(torch.float64).mT.contiguous(), label.to(score.device).mT
     positive, negative, unknown = classes == 1, classes == 0, classes.isnan()
     strange = ~(positive | negative | unknown)
     if strange.any():

@@ -1,0 +1,301 @@
+r"""DeeperGCN: residual graph networks whose aggregation can be exchanged.
+
+Features of nodes and edges are mapped linearly to a common width, :math:`x^0` and :math:`e`. Each layer has a
+generalised convolution, PyG's ``GENConv``,
+
+.. math:: C_l(x)_v = \mathrm{MLP}_l\Big(x_v + \mathrm{AGG}_l\big\{\mathrm{relu}(x_u + e_{uv}) + 10^{-7}
+          : u \to v\big\}\Big),
+
+and layers are chained by pre-activated residuals ("res+"), normalisation, ReLU, dropout, convolution, sum,
+
+.. math:: x^1 = C_0(x^0), \qquad x^{l+1} = x^l + C_l\big(\mathrm{drop}(\mathrm{relu}(\mathrm{norm}_l(x^l)))\big), \qquad
+          y = W\,\mathrm{drop}\big(\mathrm{relu}(\mathrm{norm}_0(x^L))\big) + b .
+
+Nodes may be pooled before the last map, for one prediction per graph. ``AGG`` is a softmax with a temperature in
+DeeperGCN (Li et al. 2020, arXiv:2006.07739) and Fisher-weighted in the paper (section 3.3): a drop-in comparison.
+:data:`PAPER_MODELS` holds the sizes that were published. DeeperGCN trains on random parts of a large graph, which
+``torch_geometric.loader.RandomNodeLoader`` draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch_geometric.nn import DeepGCNLayer, GENConv
+from torch_geometric.nn.aggr import Aggregation, SoftmaxAggregation
+from torch_geometric.nn.inits import reset
+from torch_geometric.nn.resolver import aggregation_resolver
+
+from fishnets.errors import ConfigError, DataError, ShapeError, expect_last_dim
+from fishnets.graphs.aggregation import FishnetsAggregation
+
+__all__ = ["PAPER_MODELS", "DeeperGCN", "PaperModel", "paper_model"]
+
+NORMS = {"layer": nn.LayerNorm, "batch": nn.BatchNorm1d}
+
+
+class DeeperGCN(nn.Module):
+    """Deep residual graph network for nodes or, with ``pool``, for graphs.
+
+    Args:
+        node_dim: Width of the nodes' features.
+        edge_dim: Width of the edges' features; None without them.
+        num_outputs: Width of the output.
+        hidden: Width of every layer.
+        num_layers: Number of layers.
+        aggregation: ``"softmax"`` (DyResGEN: the temperature is learned), ``"softmax_sg"`` (ResGEN: it is fixed, and
+            the weights pass no gradient), the name of another aggregation of PyTorch Geometric, or a callable that
+            makes an aggregation for a width, called once per layer.
+        share_aggregation: Whether all layers use one aggregation.
+        temperature: What a softmax multiplies messages with, at first.
+        learn_temperature: Whether that changes in training; as the kind of softmax says by default.
+        norm: ``"layer"`` or ``"batch"`` normalisation.
+        dropout: Share of the features that is dropped.
+        mlp_layers: Number of linear layers after each aggregation, twice as wide in between.
+        bias: Whether those have biases.
+        one_hot: Number of species: their indicators, mapped linearly to as many numbers, join the nodes' features.
+        encode_edges: ``"once"``, or ``"each layer"`` to map the edges' features again in every layer.
+        checkpointing: Whether to recompute two layers of three for gradients, which takes less memory and more time.
+            Batch normalisation then counts a batch twice in its running statistics.
+        pool: Aggregation of the nodes of a graph, by name or as a callable; None for an output per node.
+
+    Example:
+        >>> model = DeeperGCN(8, 3, num_outputs=2, num_layers=3, aggregation=FishnetsAggregation)
+        >>> edge_index = torch.tensor([[0, 1, 2, 0], [1, 0, 0, 2]])
+        >>> model(torch.randn(3, 8), edge_index, torch.randn(4, 3)).shape
+        torch.Size([3, 2])
+    """
+
+    def __init__(
+        self,
+        node_dim: int,
+        edge_dim: int | None,
+        num_outputs: int,
+        *,
+        hidden: int = 64,
+        num_layers: int = 8,
+        aggregation: str | Callable[[int], Aggregation] = "softmax",
+        share_aggregation: bool = False,
+        temperature: float = 1.0,
+        learn_temperature: bool | None = None,
+        norm: Literal["layer", "batch"] = "layer",
+        dropout: float = 0.1,
+        mlp_layers: int = 2,
+        bias: bool = False,
+        one_hot: int | None = None,
+        encode_edges: Literal["once", "each layer"] = "once",
+        checkpointing: bool = False,
+        pool: str | Callable[[int], Aggregation] | None = None,
+    ) -> None:
+        super().__init__()
+        _expect_sizes(node_dim=node_dim, num_outputs=num_outputs, hidden=hidden, num_layers=num_layers)
+        _expect_sizes(mlp_layers=mlp_layers, edge_dim=1 if edge_dim is None else edge_dim)
+        _expect_sizes(one_hot=1 if one_hot is None else one_hot)
+        if norm not in NORMS:
+            raise ConfigError(f'`norm` is {norm!r} but "layer" or "batch" was expected.')
+        if encode_edges not in (("once",) if edge_dim is None else ("once", "each layer")):
+            raise ConfigError(
+                f'`encode_edges` is {encode_edges!r} and `edge_dim` {edge_dim}, but "once" or, with edge features, '
+                '"each layer" was expected.'
+            )
+        if not 0 <= dropout < 1:
+            raise ConfigError(f"`dropout` is {dropout} but a share in [0, 1) was expected.")
+        self.node_dim, self.edge_dim, self.one_hot, self.dropout = node_dim, edge_dim, one_hot, dropout
+        self.species_encoder = None if one_hot is None else nn.Linear(one_hot, one_hot)
+        self.node_encoder = nn.Linear(node_dim + (one_hot or 0), hidden)
+        self.edge_encoder = None if edge_dim is None else nn.Linear(edge_dim, hidden)
+        make = partial(_make, "aggregation", aggregation, hidden, temperature, learn_temperature)
+        self.layers = nn.ModuleList()
+        for i, aggr in enumerate(_repeat(make, num_layers, share_aggregation)):
+            conv = GENConv(hidden, hidden, aggr, norm=norm, num_layers=mlp_layers, bias=bias)
+            if encode_edges == "each layer":
+                conv = _EdgeEncodingConv(conv, hidden)
+            block = {"block": "res+", "dropout": dropout, "ckpt_grad": checkpointing and i % 3 > 0}
+            self.layers.append(DeepGCNLayer(conv, NORMS[norm](hidden), nn.ReLU(), **block))
+        self.pool = None if pool is None else _make("pool", pool, hidden)
+        self.output = nn.Linear(hidden, num_outputs)
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters anew."""
+        for child in self.children():
+            reset(child)
+
+    def forward(
+        self,
+        x: Tensor,
+        edge_index: Tensor,
+        edge_attr: Tensor | None = None,
+        batch: Tensor | None = None,
+        species: Tensor | None = None,
+    ) -> Tensor:
+        """Predicts for every node or, with ``pool``, for every graph.
+
+        Args:
+            x: Features of the nodes, shape (N, node_dim).
+            edge_index: Sources and targets, shape (2, E).
+            edge_attr: Features of the edges, shape (E, edge_dim), where the network was made for them.
+            batch: Graph of each node, shape (N,), read by ``pool`` alone; one graph by default.
+            species: Species of each node, from 0 to ``one_hot`` - 1, shape (N,), where the network was made for them.
+
+        Returns:
+            Outputs of the nodes, shape (N, num_outputs), or of the graphs, shape (B, num_outputs).
+        """
+        self._expect_inputs(x, edge_index, edge_attr, batch, species)
+        if self.species_encoder is not None and species is not None:
+            known = functional.one_hot(species.long(), self.species_encoder.in_features).to(x)
+            x = torch.cat([x, self.species_encoder(known)], dim=-1)
+        x = self.node_encoder(x)
+        edge = None if self.edge_encoder is None else self.edge_encoder(edge_attr)
+        first: Any = self.layers[0]
+        x = first.conv(x, edge_index, edge)
+        for layer in self.layers[1:]:
+            x = layer(x, edge_index, edge)
+        x = functional.dropout(first.act(first.norm(x)), self.dropout, self.training)
+        out: Tensor = self.output(x if self.pool is None else self.pool(x, batch))
+        return out
+
+    def _expect_inputs(
+        self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None, batch: Tensor | None, species: Tensor | None
+    ) -> None:
+        expect_last_dim("x", x, self.node_dim)
+        _expect_given("edge_attr", edge_attr, "edge_dim", self.edge_dim)
+        _expect_given("species", species, "one_hot", self.one_hot)
+        if edge_attr is not None and self.edge_dim is not None:
+            _expect_shape("edge_attr", edge_attr, (edge_index.shape[1], self.edge_dim))
+        if batch is not None:
+            _expect_shape("batch", batch, x.shape[:1])
+        if species is not None and self.one_hot is not None:
+            _expect_shape("species", species, x.shape[:1])
+            strange = (species < 0) | (species >= self.one_hot) | (species != species.long())
+            if not torch.compiler.is_compiling() and bool(strange.any()):
+                raise DataError(
+                    f"`species` holds others than the numbers 0 to {self.one_hot - 1}. Number those of the whole graph "
+                    "with `torch.unique(species, return_inverse=True)[1].flatten()`."
+                )
+
+
+class _EdgeEncodingConv(nn.Module):
+    """A convolution that maps the edges' features first, so that checkpointing does not keep them."""
+
+    def __init__(self, conv: nn.Module, width: int) -> None:
+        super().__init__()
+        self.conv, self.encoder = conv, nn.Linear(width, width)
+
+    def reset_parameters(self) -> None:
+        for child in self.children():
+            reset(child)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge: Tensor) -> Tensor:
+        out: Tensor = self.conv(x, edge_index, self.encoder(edge))
+        return out
+
+
+def _make(knob: str, choice: object, width: int, temperature: float = 1.0, learn: bool | None = None) -> Aggregation:
+    """The chosen aggregation for a width."""
+    if choice in ("softmax", "softmax_sg"):
+        semi = choice == "softmax_sg"
+        if semi and learn:
+            raise ConfigError('"softmax_sg" passes no gradient to its temperature; to learn it, take "softmax".')
+        return SoftmaxAggregation(temperature, learn=not semi and learn is not False, semi_grad=semi)
+    if temperature != 1 or learn is not None:
+        raise ConfigError(f"A temperature was given but `{knob}` is {choice!r}, which has none.")
+    if isinstance(choice, str):
+        try:
+            return aggregation_resolver(choice)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"`{knob}` is {choice!r}, which PyTorch Geometric cannot make by name alone: {error}. Give a callable "
+                "where an aggregation needs arguments."
+            ) from error
+    made = choice(width) if callable(choice) and not isinstance(choice, nn.Module) else None
+    if not isinstance(made, Aggregation):
+        raise ConfigError(
+            f"`{knob}` is {choice!r} but a name, or a callable that makes an aggregation for a width, was expected, "
+            "such as `lambda width: FishnetsAggregation(width, num_params=8)`."
+        )
+    return made
+
+
+def _repeat(make: Callable[[], Aggregation], count: int, shared: bool) -> list[Aggregation]:
+    """An aggregation for each layer: always the same one, or each its own."""
+    if shared:
+        return [make()] * count
+    made = [make() for _ in range(count)]
+    if len({id(aggregation) for aggregation in made}) < count:
+        raise ConfigError("`aggregation` returned one instance twice. To share it, set `share_aggregation=True`.")
+    return made
+
+
+def _expect_sizes(**given: int) -> None:
+    for name, number in given.items():
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise ConfigError(f"`{name}` is {number!r} but a positive whole number was expected.")
+
+
+def _expect_given(name: str, tensor: Tensor | None, knob: str, size: int | None) -> None:
+    if (tensor is None) != (size is None):
+        given = "not given" if tensor is None else "given"
+        raise ConfigError(f"The network was made with {knob}={size} but `{name}` was {given}.")
+
+
+def _expect_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    if tensor.shape != shape:
+        raise ShapeError(f"`{name}` has shape {tuple(tensor.shape)} but {tuple(shape)} was expected.")
+
+
+@dataclass(frozen=True)
+class PaperModel:
+    """A published network: where it was reported, how many weights that was, and the arguments that make it."""
+
+    source: str
+    num_weights: int
+    settings: Mapping[str, Any]
+
+
+def _fishnets(num_params: int) -> dict[str, Any]:
+    return {"aggregation": partial(FishnetsAggregation, num_params=num_params, form="paper")}
+
+
+# Checkpointing changes memory and time alone: it is on where 112 layers need it.
+_FOCUS = {"node_dim": 8, "edge_dim": 8, "num_outputs": 112}
+_NOISY = _FOCUS | {"node_dim": 9, "edge_dim": 9}
+_TABLE_1 = _FOCUS | {"one_hot": 8}
+_DEEPEST = _TABLE_1 | {"num_layers": 112, "checkpointing": True}
+_SHARED = _TABLE_1 | _fishnets(8) | {"share_aggregation": True, "dropout": 0.25}
+_SMALL = _FOCUS | {"hidden": 16}
+
+PAPER_MODELS: Mapping[str, PaperModel] = {
+    "gcn-112": PaperModel("Table 1", 1_887_144, _DEEPEST),
+    "fishnets-8": PaperModel("Table 1", 146_596, _SHARED | {"num_layers": 8}),
+    "fishnets-16": PaperModel("Table 1", 280_740, _SHARED | {"num_layers": 16}),
+    "fishnets-20": PaperModel("Table 4", 442_372, _FOCUS | _fishnets(10) | {"num_layers": 20}),
+    "fishnets-16-focus": PaperModel("Table 4", 355_584, _FOCUS | _fishnets(10) | {"num_layers": 16}),
+    "fishnets-small": PaperModel("Table 4", 30_360, _SMALL | _fishnets(8) | {"num_layers": 14}),
+    "gcn-28": PaperModel("Table 4", 477_964, _FOCUS | {"num_layers": 28}),
+    "gcn-small": PaperModel("Table 4", 33_580, _SMALL | {"num_layers": 28}),
+    "noisy-fishnets-20": PaperModel("Table 4", 442_500, _NOISY | _fishnets(10) | {"num_layers": 20}),
+    "noisy-gcn-28": PaperModel("Table 4", 478_092, _NOISY | {"num_layers": 28}),
+    "dyresgen-112": PaperModel("OGB", 2_374_568, _DEEPEST | {"bias": True, "encode_edges": "each layer"}),
+}
+"""Networks for ogbn-proteins by name. The first ten are the paper's: those of Table 1 know the species, the Fishnets
+among them share one aggregation. The last is DeeperGCN as its authors published it, which ``"gcn-112"`` is not."""
+
+
+def paper_model(name: str, **changes: Any) -> DeeperGCN:
+    """Makes a network of :data:`PAPER_MODELS`, with other arguments where they are given.
+
+    Example:
+        >>> sum(weight.numel() for weight in paper_model("fishnets-8").parameters())
+        146596
+        >>> sum(weight.numel() for weight in paper_model("fishnets-8", share_aggregation=False).parameters())
+        170648
+    """
+    if name not in PAPER_MODELS:
+        raise ConfigError(f"There is no model {name!r}. Those of the paper are {', '.join(PAPER_MODELS)}.")
+    return DeeperGCN(**{**PAPER_MODELS[name].settings, **changes})

@@ -283,6 +283,17 @@ def test_an_explainer_finds_no_use_in_edges_that_do_not_reach_the_node() -> None
 
 @every_form
 @pytest.mark.parametrize("edge_dim", [None, 2])
+def test_half_precision_in_half_precision_out(form, edge_dim, edge_index) -> None:
+    conv, x = FishnetsConv(WIDTH, 5, num_params=3, edge_dim=edge_dim, form=form), torch.randn(NODES, WIDTH)
+    edge_attr = None if edge_dim is None else torch.randn(EDGES, 2)
+    expected = conv(x, edge_index, edge_attr)
+    out = conv.bfloat16()(x.bfloat16(), edge_index, None if edge_attr is None else edge_attr.bfloat16())
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), expected, rtol=0.1, atol=0.1)
+
+
+@every_form
+@pytest.mark.parametrize("edge_dim", [None, 2])
 def test_autocast_gives_its_own_dtype(form, edge_dim, edge_index) -> None:
     conv, x = FishnetsConv(WIDTH, 5, num_params=3, edge_dim=edge_dim, form=form), torch.randn(NODES, WIDTH)
     edge_attr = None if edge_dim is None else torch.randn(EDGES, 2)

@@ -16,6 +16,7 @@ a neighbourhood can be aggregated apart and merged as :class:`fishnets.Informati
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,15 +108,19 @@ class FishnetsAggregation(Aggregation):  # type: ignore[misc]
 
     @torch.no_grad()
     def _match_scales(self) -> None:
-        """Starts as a mean over messages that a prior of one message shrinks, at the messages' own scale."""
+        """Starts as a mean over messages that a prior of one message shrinks, at the messages' own scale.
+
+        What log-information adds starts at zero: it grows with the degree, and would drown the estimate.
+        """
         p, weight, bias = self.num_params, self.lin_in.weight, self.lin_in.bias
-        nn.init.orthogonal_(weight[:p], gain=math.sqrt(max(1.0, self.in_channels / p)))
+        weight[:p] = nn.init.orthogonal_(torch.empty(p, self.in_channels, device=weight.device)).to(weight)
         weight[p:] *= 0.5
         bias.zero_()
         bias[p + diagonal_positions(p, bias.device)] = inverse_softplus(1.0)
         assert self.log_prior is not None
         self.log_prior.zero_()
-        nn.init.normal_(self.lin_out.weight, std=1 / math.sqrt(p))
+        nn.init.normal_(self.lin_out.weight[:, :p], std=1 / math.sqrt(p))
+        self.lin_out.weight[:, p:] = 0
 
     def forward(
         self,
@@ -146,16 +151,16 @@ class FishnetsAggregation(Aggregation):  # type: ignore[misc]
 
         They may be scaled, gathered and summed in any order, for instance by a sparse product with an adjacency.
         """
-        self._expect_messages(x)
+        self.expect_messages(x)
         raw = self.lin_in(x)
-        with torch.autocast(raw.device.type, enabled=False):
+        with without_autocast(raw.device):
             return information_rows(_precise(raw), self.num_params, self.form)
 
     def decode(self, total: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Features (*, out_channels) from summed rows of information (*, p + p(p+1)/2)."""
-        with torch.autocast(total.device.type, enabled=False):
+        with without_autocast(total.device):
             features, informed = self._features(_precise(total))
-        narrow = dtype if dtype is not None and not torch.is_autocast_enabled(total.device.type) else None
+        narrow = dtype if dtype is not None and not _autocasts(total.device) else None
         out: Tensor = self.lin_out(features if narrow is None else features.to(narrow))
         return out if self.lin_out.bias is None else out * informed.to(out)
 
@@ -174,6 +179,8 @@ class FishnetsAggregation(Aggregation):  # type: ignore[misc]
             >>> aggregation.inspect(torch.randn(5, 16), torch.tensor([0, 0, 1, 0, 1])).leverage.shape
             torch.Size([5])
         """
+        if x.dim() != 2:
+            raise ShapeError(f"`x` has shape {tuple(x.shape)} but (E, {self.in_channels}) was expected.")
         if index is None and ptr is None:
             index = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
         size = _num_groups(index, ptr, dim_size)
@@ -217,15 +224,7 @@ class FishnetsAggregation(Aggregation):  # type: ignore[misc]
             )
         if weight is None:
             return rows
-        if weight.shape != (x.shape[dim],):
-            raise ShapeError(f"`weight` has shape {tuple(weight.shape)} but one for each message, ({x.shape[dim]},), "
-                             "was expected.")  # fmt: skip
-        if not torch.compiler.is_compiling() and bool((weight < 0).any()):
-            where = (weight < 0).nonzero().flatten().tolist()
-            raise DataError(
-                f"The weights of messages {describe_rows(where)} are negative; a weight says how much a message "
-                "counts, 0 removes it."
-            )
+        expect_weights("weight", weight, x.shape[dim])
         shape = [1] * x.dim()
         shape[dim] = -1
         return rows * weight.to(rows).view(shape)
@@ -237,7 +236,8 @@ class FishnetsAggregation(Aggregation):  # type: ignore[misc]
         shape[dim] = _num_groups(index, ptr, dim_size)
         return rows.new_zeros(shape).index_add(dim, group, rows)
 
-    def _expect_messages(self, x: Tensor) -> None:
+    def expect_messages(self, x: Tensor) -> None:
+        """Raises unless messages have our width and precision."""
         if x.dim() < 2 or x.shape[-1] != self.in_channels:
             raise ShapeError(
                 f"Messages of shape {tuple(x.shape)} were given to {self!r}, which expects {self.in_channels} channels "
@@ -245,7 +245,7 @@ class FishnetsAggregation(Aggregation):  # type: ignore[misc]
                 "leave `decomposed_layers` at 1, because a Fisher matrix mixes all channels."
             )
         dtype = self.lin_in.weight.dtype
-        if x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
+        if x.dtype != dtype and not _autocasts(x.device):
             raise DataError(
                 f"Messages are {x.dtype} but the parameters of {self!r} are {dtype}; convert one of them, for instance "
                 "with `model.to(x.dtype)`."
@@ -263,6 +263,29 @@ def register_with_pyg() -> None:
     aggr.FishnetsAggregation = FishnetsAggregation
 
 
+def expect_weights(name: str, weight: Tensor, num_messages: int) -> None:
+    """Raises unless there is a weight for each message and none is negative; not looked at while compiling."""
+    if weight.shape != (num_messages,):
+        raise ShapeError(
+            f"`{name}` has shape {tuple(weight.shape)} but one for each message, ({num_messages},), was expected."
+        )
+    if not torch.compiler.is_compiling() and not bool((weight >= 0).all()):
+        where = (~(weight >= 0)).nonzero().flatten().tolist()
+        raise DataError(
+            f"`{name}` is negative or NaN at {describe_rows(where)}; a weight says how much a message counts, and 0 "
+            "removes it."
+        )
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """A context in which nothing is rounded to half precision: sums and factorisations need more."""
+    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
+
+
+def _autocasts(device: torch.device) -> bool:
+    return device.type != "meta" and torch.is_autocast_enabled(device.type)
+
+
 def _precise(values: Tensor) -> Tensor:
     """Values in float32 at least: sums and factorisations need it."""
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
@@ -272,6 +295,8 @@ def _index(index: Tensor | None, ptr: Tensor | None, num_messages: int) -> Tenso
     if index is not None:
         return index
     assert ptr is not None
+    if not torch.compiler.is_compiling() and int(ptr[-1]) != num_messages:
+        raise DataError(f"`ptr` ends at {int(ptr[-1])} but there are {num_messages} messages.")
     groups = torch.arange(ptr.numel() - 1, device=ptr.device)
     return torch.repeat_interleave(groups, ptr.diff(), output_size=num_messages)
 

@@ -15,14 +15,13 @@ from __future__ import annotations
 
 from typing import Final
 
-import torch
 from torch import Tensor, nn
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
-from torch_geometric.utils import is_sparse, spmm
+from torch_geometric.utils import is_sparse, is_torch_sparse_tensor, spmm
 
-from fishnets.errors import ConfigError, DataError, ShapeError, describe_rows
-from fishnets.graphs.aggregation import FishnetsAggregation
+from fishnets.errors import ConfigError, ShapeError
+from fishnets.graphs.aggregation import FishnetsAggregation, expect_weights, without_autocast
 from fishnets.graphs.forms import Form
 
 __all__ = ["FishnetsConv"]
@@ -93,6 +92,7 @@ class FishnetsConv(MessagePassing):  # type: ignore[misc]
             Features of the targets, shape (N, out_channels).
         """
         sources, targets = (x, x) if isinstance(x, Tensor) else x
+        self.information.expect_messages(sources)
         self._expect_edges(edge_index, edge_attr, edge_weight)
         if targets is not None:
             size = (sources.shape[self.node_dim], targets.shape[self.node_dim])
@@ -109,27 +109,36 @@ class FishnetsConv(MessagePassing):  # type: ignore[misc]
         return rows_j if edge_weight is None else rows_j * edge_weight.to(rows_j).unsqueeze(-1)
 
     def message_and_aggregate(self, edge_index: Tensor, rows: Tensor, edge_weight: Tensor | None) -> Tensor:
-        """The sum over edges as one sparse product."""
+        """The sum over edges as one sparse product, in the precision of the rows."""
         total: Tensor
-        if isinstance(edge_index, EdgeIndex):
-            total = edge_index.matmul(rows, edge_weight, reduce="sum", transpose=True)
-        else:
-            total = spmm(edge_index, rows, reduce="sum")
+        with without_autocast(rows.device):
+            if isinstance(edge_index, EdgeIndex):
+                weight = rows.new_ones(edge_index.shape[1]) if edge_weight is None else edge_weight.to(rows)
+                total = edge_index.matmul(rows, weight, reduce="sum", transpose=True)
+            else:
+                total = spmm(edge_index.to(rows.dtype), rows, reduce="sum")
         return total
 
     def _expect_edges(self, edge_index: Tensor, edge_attr: Tensor | None, edge_weight: Tensor | None) -> None:
         if (edge_attr is None) != (self.edge_dim is None):
             given = "no edge features" if edge_attr is None else "edge features"
             raise ConfigError(f"{self!r} was made with edge_dim={self.edge_dim} but {given} were given.")
-        if edge_attr is not None and edge_attr.shape[-1] != self.edge_dim:
-            raise ShapeError(f"`edge_attr` has shape {tuple(edge_attr.shape)} but (E, {self.edge_dim}) was expected.")
-        if edge_weight is None:
-            return
-        if is_sparse(edge_index):
+        sparse = is_sparse(edge_index)
+        if sparse and edge_weight is not None:
             raise ConfigError("A sparse adjacency carries its own weights; leave `edge_weight` out.")
-        if not torch.compiler.is_compiling() and bool((edge_weight < 0).any()):
-            where = (edge_weight < 0).nonzero().flatten().tolist()
-            raise DataError(f"The weights of edges {describe_rows(where)} are negative; 0 removes an edge.")
+        if edge_attr is not None and (edge_attr.shape[-1] != self.edge_dim or len(edge_attr) != _num_edges(edge_index)):
+            raise ShapeError(
+                f"`edge_attr` has shape {tuple(edge_attr.shape)} but ({_num_edges(edge_index)}, {self.edge_dim}) was "
+                "expected."
+            )
+        if edge_weight is not None:
+            expect_weights("edge_weight", edge_weight, _num_edges(edge_index))
+        elif isinstance(edge_index, Tensor) and sparse:
+            expect_weights("values of the adjacency", edge_index.values(), _num_edges(edge_index))
 
     def __repr__(self) -> str:
         return f"FishnetsConv({self.in_channels}, {self.out_channels}, num_params={self.information.num_params})"
+
+
+def _num_edges(edge_index: Tensor) -> int:
+    return int(edge_index._nnz() if is_torch_sparse_tensor(edge_index) else edge_index.shape[1])

@@ -17,6 +17,8 @@ from fishnets.experiments import (
     robustness_figures,
     saturation,
     saturation_figures,
+    string_yeast,
+    string_yeast_figures,
     supernovae,
     supernovae_figures,
     union21,
@@ -39,6 +41,8 @@ __all__ = [
     "robustness_figures",
     "saturation",
     "saturation_figures",
+    "string_yeast",
+    "string_yeast_figures",
     "supernovae",
     "supernovae_figures",
     "union21",
@@ -79,5 +83,8 @@ EXPERIMENTS = {
     ),
     "noisy-neighbourhoods": Experiment(
         noisy_neighbourhoods.config_for, noisy_neighbourhoods.run, noisy_neighbourhoods_figures.draw
+    ),
+    "string-yeast": Experiment(
+        string_yeast.config_for, string_yeast.run, string_yeast_figures.draw, read=string_yeast.read_graph
     ),
 }

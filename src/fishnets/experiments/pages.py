@@ -6,27 +6,19 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from fishnets.experiments.graph_pages import neighbourhoods_page, string_yeast_page
 from fishnets.experiments.records import Metric, Record, read_record
-from fishnets.experiments.report import comparison_table, format_metric, markdown_table
+from fishnets.experiments.report import MADE, comparison_table, facts_of, format_metric, markdown_table, records_of
 
-__all__ = [
-    "gamma_page",
-    "linear_scaling_page",
-    "main",
-    "neighbourhoods_page",
-    "robustness_page",
-    "saturation_page",
-    "supernovae_page",
-]
+__all__ = ["gamma_page", "linear_scaling_page", "main", "robustness_page", "saturation_page", "supernovae_page"]
 
-MADE = "Made by `python -m fishnets.experiments.pages results` from the records beside it:"
 SUPERNOVA_MODELS = {"": "flat, w = −1", "w/": "flat, w free"}
 
 
 def linear_scaling_page(root: str | Path) -> str:
     """The page of the linear-regression study."""
     folder = Path(root) / "linear-scaling"
-    records = _records(folder)
+    records = records_of(folder)
     columns: dict[str, dict[str, Metric]] = {}
     for record in records:
         for candidate in record.config["candidates"]:
@@ -44,7 +36,7 @@ def linear_scaling_page(root: str | Path) -> str:
             "",
             MADE,
             "",
-            *_facts(records),
+            *facts_of(records),
             "",
             "The paper shows this experiment as histograms (its Fig. 2a) and quotes no number for it. A plot committed "
             "with its authors' code, read by eye, puts the excess ratio of single networks at 0.05 to 0.08 for n = 500 "
@@ -63,9 +55,9 @@ def linear_scaling_page(root: str | Path) -> str:
 def gamma_page(root: str | Path, name: str) -> str:
     """The page of a gamma-population study."""
     folder = Path(root) / name
-    records = _records(folder)
+    records = records_of(folder)
     title = "Gamma population" if name == "gamma-population" else "Gamma population, censored below 25 counts"
-    parts = [f"# {title}: learned posteriors beside exact ones", "", MADE, "", *_facts(records), ""]
+    parts = [f"# {title}: learned posteriors beside exact ones", "", MADE, "", *facts_of(records), ""]
     for record in records:
         parts += [f"## {record.preset} preset, {record.protocol} protocol ({record.hardware})", ""]
         parts += _target_section(record) + _calibration_section(record) + _loss_section(record)
@@ -76,8 +68,8 @@ def gamma_page(root: str | Path, name: str) -> str:
 def robustness_page(root: str | Path) -> str:
     """The page of the robustness study."""
     folder = Path(root) / "robustness"
-    records = _records(folder)
-    parts = ["# Robustness: trained on one law of the noise, tested on another", "", MADE, "", *_facts(records), ""]
+    records = records_of(folder)
+    parts = ["# Robustness: trained on one law of the noise, tested on another", "", MADE, "", *facts_of(records), ""]
     for record in records:
         metrics = record.metrics
         networks = [key.split("/")[1] for key in metrics if key.startswith("weights/")]
@@ -105,7 +97,7 @@ def saturation_page(root: str | Path) -> str:
     """The page of the study of saturation."""
     folder = Path(root) / "saturation"
     records = [read_record(path) for path in sorted(folder.glob("*.json"))]
-    parts = ["# Saturation: information kept as sets grow", "", MADE, "", *_facts(records), ""]
+    parts = ["# Saturation: information kept as sets grow", "", MADE, "", *facts_of(records), ""]
     parts += [
         "χ² is the squared error over the Cramér–Rao bound, paired with the exact score on the same sets: 1 is the "
         "bound, and at small n a prior can push it below. *worst* is the largest of the sixteen parameters. Efficiency "
@@ -167,8 +159,9 @@ def _saturation_tables(metrics: Mapping[str, Metric], label: str) -> list[str]:
 def supernovae_page(root: str | Path) -> str:
     """The page of the supernovae."""
     folder = Path(root) / "supernovae"
-    records = _records(folder)
-    parts = ["# Supernovae: a network trained on simulated surveys reads Union2.1", "", MADE, "", *_facts(records), ""]
+    records = records_of(folder)
+    title = "# Supernovae: a network trained on simulated surveys reads Union2.1"
+    parts = [title, "", MADE, "", *facts_of(records), ""]
     for record in records:
         parts += [f"## {record.preset} preset, {record.protocol} protocol ({record.hardware})", ""]
         parts += _supernova_fits(record) + _supernova_surveys(record)
@@ -213,36 +206,6 @@ def _supernova_surveys(record: Record) -> list[str]:
     )
     header = ["metric", *[x for model in SUPERNOVA_MODELS.values() for x in (model, "optimum")]]
     return [text, "", markdown_table(header, rows), ""]
-
-
-def neighbourhoods_page(root: str | Path) -> str:
-    """The page of noisy neighbourhoods."""
-    folder = Path(root) / "noisy-neighbourhoods"
-    records = _records(folder)
-    parts = ["# Noisy neighbourhoods: aggregations where the right answer is known", "", MADE, "", *_facts(records), ""]
-    for record in records:
-        config, metrics = record.config, record.metrics
-        rates = ", ".join(f"{rate:g}" for rate in config["learning_rates"])
-        parts += [
-            f"## {record.preset} preset, {record.protocol} protocol ({record.hardware})",
-            "",
-            "Squared error of a node's parameters over the least possible, 1 is optimal. Networks differ in their "
-            f"aggregation alone; each had the learning rates {rates} in runs of {config['tuning_steps']:,} steps, and "
-            f"{config['steps']:,} steps with the best. Seeds: {len(config['seeds'])}.",
-            "",
-        ]
-        laws = ("train", "degree-x20", "noise-shift")
-        rows = []
-        for method in config["methods"]:
-            cells = [format_metric(metrics[f"mse_over_bound/{method}/{law}"]) for law in laws]
-            weights, seconds, rate = (
-                metrics[f"{what}/{method}"].value for what in ("weights", "seconds/training", "learning-rate")
-            )
-            rows.append([method, *cells, f"{weights:,.0f}", f"{rate:g}", f"{seconds:.0f}"])
-        header = ["aggregation", *laws, "weights", "rate", "seconds of training"]
-        parts += [markdown_table(header, rows), ""]
-        parts += [f"![{path.name}]({path.name})" for path in sorted(folder.glob(f"{record.stem}-*.png"))] + [""]
-    return "\n".join([*parts, "Notes on these records: [all records](../README.md).", ""])
 
 
 def _table_two(metrics: Mapping[str, Metric], network: str) -> list[str]:
@@ -307,17 +270,6 @@ def _loss_section(record: Record) -> list[str]:
     return [text, "", comparison_table({record.protocol: record.metrics}, names), ""]
 
 
-def _records(folder: Path) -> list[Record]:
-    """The records of a folder; those of quick runs only where there is no other."""
-    found = [read_record(path) for path in sorted(folder.glob("*.json"))]
-    full = [record for record in found if record.preset == "paper"]
-    return full or found
-
-
-def _facts(records: list[Record]) -> list[str]:
-    return [f"- `{r.command}` ({r.hardware}, {r.seconds:.0f} s, torch {r.versions['torch']})" for r in records]
-
-
 def main(root: str | Path) -> None:
     """Writes every page for which there is a record."""
     pages = {
@@ -328,6 +280,7 @@ def main(root: str | Path) -> None:
         "saturation": saturation_page,
         "supernovae": supernovae_page,
         "noisy-neighbourhoods": neighbourhoods_page,
+        "string-yeast": string_yeast_page,
     }
     for name, page in pages.items():
         if any((Path(root) / name).glob("*.json")):

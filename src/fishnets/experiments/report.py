@@ -1,13 +1,16 @@
-"""Tables of results: what a reader sees of metrics."""
+"""What a reader sees of records: tables, and the lines that say where they come from."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from fishnets.experiments.records import Metric
+from fishnets.experiments.records import Metric, Record, read_record
 
-__all__ = ["comparison_table", "format_metric", "markdown_table"]
+__all__ = ["MADE", "comparison_table", "facts_of", "format_metric", "markdown_table", "records_of"]
+
+MADE = "Made by `python -m fishnets.experiments.pages results` from the records beside it:"
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -45,3 +48,15 @@ def comparison_table(columns: Mapping[str, Mapping[str, Metric]], names: Sequenc
         optimum = next((f"{e.bound:.4f}" for e in given if e.bound is not None), "–")
         rows.append([f"`{name}`", paper, *[format_metric(e) for e in entries], optimum])
     return markdown_table(["metric", "paper", *columns, "optimum"], rows)
+
+
+def records_of(folder: Path) -> list[Record]:
+    """The records of a folder; those of quick runs only where there is no other."""
+    found = [read_record(path) for path in sorted(folder.glob("*.json"))]
+    full = [record for record in found if record.preset == "paper"]
+    return full or found
+
+
+def facts_of(records: Sequence[Record]) -> list[str]:
+    """Command, hardware, time and version of each record, as lines of a list."""
+    return [f"- `{r.command}` ({r.hardware}, {r.seconds:.0f} s, torch {r.versions['torch']})" for r in records]

@@ -20,7 +20,6 @@ the paper has no such experiment.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -33,6 +32,7 @@ from torch import Tensor
 
 from fishnets.errors import ConfigError
 from fishnets.experiments.candidates import checkpoint_path, expect_choices
+from fishnets.experiments.parts import remembered
 from fishnets.experiments.records import Metric
 from fishnets.experiments.robustness import LAWS, SIZES
 from fishnets.experiments.saturation_measures import Tested, compared, said
@@ -334,27 +334,16 @@ class _Study:
 
     def remembered(self, name: str, kind: str, measure: Callable[[], dict[str, Metric]]) -> dict[str, Metric]:
         """What was measured of one kind of network, now or in an interrupted run of the same config."""
-        path, config = self._path(f"{name}-{kind}.json"), self._config_of(kind)
-        if path is not None and path.exists():
-            stored = json.loads(path.read_text())
-            if stored["config"] == config:
-                self.seconds += stored["seconds"]
-                return {key: Metric(**value) for key, value in stored["metrics"].items()}
-        started, found = time.monotonic(), measure()
-        seconds = time.monotonic() - started
+        found, seconds = remembered(self.checkpoints, f"{name}-{kind}", self._config_of(kind), measure)
         self.seconds += seconds
-        if path is not None:
-            metrics = {key: asdict(value) for key, value in found.items()}
-            path.write_text(json.dumps({"config": config, "seconds": seconds, "metrics": metrics}))
         return found
 
     def _config_of(self, kind: str) -> dict[str, Any]:
-        """The config as far as this problem and this kind of network depend on it, in plain JSON values."""
+        """The config as far as this problem and this kind of network depend on it."""
         config = self.config.to_dict() | {"problems": None, "problem": asdict(self.problem)}
         if kind == "refined":
             config |= {"plain_steps": None, "problem": config["problem"] | {"plain_size": None}}
-        plain_values: dict[str, Any] = json.loads(json.dumps(config))
-        return plain_values
+        return config
 
     def _path(self, name: str) -> Path | None:
         if self.checkpoints is None:

@@ -1,0 +1,70 @@
+"""Pages of results of the experiments on graphs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fishnets.experiments.report import MADE, facts_of, format_metric, markdown_table, records_of
+
+__all__ = ["neighbourhoods_page", "string_yeast_page"]
+
+
+def neighbourhoods_page(root: str | Path) -> str:
+    """The page of noisy neighbourhoods."""
+    folder = Path(root) / "noisy-neighbourhoods"
+    records = records_of(folder)
+    title = "# Noisy neighbourhoods: aggregations where the right answer is known"
+    parts = [title, "", MADE, "", *facts_of(records), ""]
+    for record in records:
+        config, metrics = record.config, record.metrics
+        rates = ", ".join(f"{rate:g}" for rate in config["learning_rates"])
+        parts += [
+            f"## {record.preset} preset, {record.protocol} protocol ({record.hardware})",
+            "",
+            "Squared error of a node's parameters over the least possible, 1 is optimal. Networks differ in their "
+            f"aggregation alone; each had the learning rates {rates} in runs of {config['tuning_steps']:,} steps, and "
+            f"{config['steps']:,} steps with the best. Seeds: {len(config['seeds'])}.",
+            "",
+        ]
+        laws = ("train", "degree-x20", "noise-shift")
+        rows = []
+        for method in config["methods"]:
+            cells = [format_metric(metrics[f"mse_over_bound/{method}/{law}"]) for law in laws]
+            weights, seconds, rate = (
+                metrics[f"{what}/{method}"].value for what in ("weights", "seconds/training", "learning-rate")
+            )
+            rows.append([method, *cells, f"{weights:,.0f}", f"{rate:g}", f"{seconds:.0f}"])
+        header = ["aggregation", *laws, "weights", "rate", "seconds of training"]
+        parts += [markdown_table(header, rows), ""]
+        parts += [f"![{path.name}]({path.name})" for path in sorted(folder.glob(f"{record.stem}-*.png"))] + [""]
+    return "\n".join([*parts, "Notes on these records: [all records](../README.md).", ""])
+
+
+def string_yeast_page(root: str | Path) -> str:
+    """The page of string-yeast."""
+    folder = Path(root) / "string-yeast"
+    records = records_of(folder)
+    parts = ["# Protein functions in yeast: aggregations on a real graph", "", MADE, "", *facts_of(records), ""]
+    for record in records:
+        config, metrics = record.config, record.metrics
+        table, rates = config["table"], ", ".join(f"{rate:g}" for rate in config["learning_rates"])
+        parts += [
+            f"## {record.preset} preset, {record.protocol} protocol ({record.hardware})",
+            "",
+            f"`{table['name']}`, {table['num_nodes']:,} nodes (SHA-256 `{table['sha256'][:12]}…`); a DeeperGCN of "
+            f"{config['num_layers']} layers of {config['hidden']}, of which the aggregation alone changes. Each had "
+            f"the learning rates {rates} in runs of {config['tuning_epochs']} epochs; the best on validation nodes was "
+            f"used in long runs. Means over {len(config['seeds'])} seeds, weights of the last epoch.",
+            "",
+        ]
+        rows = []
+        for kind in ("epochs", "time"):
+            for method in config["methods"]:
+                names = [f"{name}/{method}/equal-{kind}" for name in ("loss", "valid_auc", "test_auc")]
+                cost = [f"{metrics[f'{what}/{method}/equal-{kind}'].value:.0f}" for what in ("epochs", "seconds")]
+                rate = f"{metrics[f'learning-rate/{method}'].value:g}"
+                rows.append([f"equal {kind}", method, *[format_metric(metrics[name]) for name in names], *cost, rate])
+        header = ["budget", "aggregation", "training loss", "validation ROC-AUC", "test ROC-AUC"]
+        parts += [markdown_table([*header, "epochs", "seconds", "rate"], rows), ""]
+        parts += [f"![{path.name}]({path.name})" for path in sorted(folder.glob(f"{record.stem}-*.png"))] + [""]
+    return "\n".join([*parts, "Notes on these records: [all records](../README.md).", ""])

@@ -9,7 +9,8 @@ except ImportError as error:
 
 from fishnets.graphs.aggregation import Aggregated, FishnetsAggregation, register_with_pyg
 from fishnets.graphs.conv import FishnetsConv
-from fishnets.graphs.models import PAPER_MODELS, DeeperGCN, PaperModel, paper_model
+from fishnets.graphs.models import DeeperGCN
+from fishnets.graphs.paper_models import PAPER_MODELS, PaperModel, paper_model
 
 __all__ = [
     "PAPER_MODELS",

@@ -101,30 +101,31 @@ def test_edge_indices_in_any_order_with_weights(form, make, x, edge_index, weigh
     close(conv(x, EdgeIndex(edge_index, sparse_size=(NODES, NODES)), edge_weight=weight), expected)
 
 
-def test_sorted_edge_indices_without_weights(edge_index) -> None:
-    conv, x = FishnetsConv(WIDTH, 5, num_params=3), torch.randn(NODES, WIDTH)
+@pytest.mark.parametrize("precision", [torch.float32, torch.float64])
+def test_sorted_edge_indices_without_weights(precision: torch.dtype, edge_index) -> None:
+    conv, x = FishnetsConv(WIDTH, 5, num_params=3).to(precision), torch.randn(NODES, WIDTH, dtype=precision)
     for by in ("col", "row"):
         torch.testing.assert_close(conv(x, ordered(edge_index, by)[0]), conv(x, edge_index), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="EdgeIndex.matmul fills in float32 ones")
-def test_sorted_edge_indices_without_weights_in_float64(edge_index) -> None:
-    conv, x = FishnetsConv(WIDTH, 5, num_params=3).double(), torch.randn(NODES, WIDTH).double()
-    torch.testing.assert_close(conv(x, ordered(edge_index)[0]), conv(x, edge_index))
-
-
-@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="the sparse product wants weights of the rows' dtype")
 @pytest.mark.parametrize("kind", ["EdgeIndex", "adjacency"])
-def test_weights_of_another_precision(kind: str, edge_index) -> None:
-    conv, weight = FishnetsConv(WIDTH, 5, num_params=3).double(), torch.rand(EDGES)
-    x = torch.randn(NODES, WIDTH).double()
-    expected = conv(x, edge_index, edge_weight=weight)  # a list of edges takes them
+@pytest.mark.parametrize("other", [torch.float32, torch.float64, torch.int64])
+def test_weights_of_another_precision(kind: str, other: torch.dtype, make, x, edge_index, close) -> None:
+    conv, weight = make(), torch.randint(4, (EDGES,)).to(other)
+    expected = conv(x, edge_index, edge_weight=weight.to(x))
+    close(conv(x, edge_index, edge_weight=weight), expected)
     if kind == "EdgeIndex":
         given, order = ordered(edge_index)
-        out = conv(x, given, edge_weight=weight[order])
+        close(conv(x, given, edge_weight=weight[order]), expected)
     else:
-        out = conv(x, adjacency(edge_index, weight).to_sparse_csr())
-    torch.testing.assert_close(out, expected)
+        close(conv(x, adjacency(edge_index, weight).to_sparse_csr()), expected)
+
+
+@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="values() is asked of an adjacency that is not coalesced")
+def test_repeated_entries_of_an_adjacency_add(make, x, close) -> None:
+    pairs, weight = torch.tensor([[1, 1, 2], [0, 0, 1]]), torch.tensor([1.0, 2.0, 3.0]).to(x)
+    conv, matrix = make(), torch.sparse_coo_tensor(pairs.flip(0), weight, (NODES, NODES))
+    close(conv(x, matrix), conv(x, pairs, edge_weight=weight))
 
 
 @pytest.mark.parametrize("undirected", [False, True])
@@ -221,6 +222,14 @@ def test_edge_features_enter_the_message(form, make, x, edge_index, weight, clos
     finite_gradients(conv)
 
 
+def test_edge_features_beside_a_sparse_adjacency_are_in_its_order(make, x, edge_index, weight, close) -> None:
+    conv, edge_attr = make(edge_dim=2), torch.randn(EDGES, 2, dtype=x.dtype)
+    by_target, by_source = (torch.argsort(edge_index[i] * NODES + edge_index[1 - i]) for i in (1, 0))
+    expected, matrix = conv(x, edge_index, edge_attr, weight), adjacency(edge_index, weight)
+    close(conv(x, matrix.to_sparse_csr(), edge_attr[by_target]), expected)
+    close(conv(x, matrix.to_sparse_csc(), edge_attr[by_source]), expected)
+
+
 # Explanations
 
 
@@ -306,16 +315,7 @@ def test_autocast_gives_its_own_dtype(form, edge_dim, edge_index) -> None:
     finite_gradients(conv)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "EdgeIndex",
-        pytest.param(
-            "adjacency",
-            marks=pytest.mark.xfail(strict=True, raises=NotImplementedError, reason="the product is autocast too"),
-        ),
-    ],
-)
+@pytest.mark.parametrize("kind", ["EdgeIndex", "adjacency"])
 def test_autocast_leaves_the_sparse_product_in_float32(kind: str, edge_index) -> None:
     conv, x, weight = FishnetsConv(WIDTH, 5, num_params=3), torch.randn(NODES, WIDTH), torch.rand(EDGES)
     given, order = ordered(edge_index)
@@ -345,6 +345,14 @@ def test_it_compiles(form) -> None:
     compare_compiled(FishnetsConv(WIDTH, 5, num_params=2, form=form), "inductor", *calls)
     calls = [{**call, "edge_attr": torch.randn(call["edge_index"].shape[1], 2)} for call in calls]
     compare_compiled(FishnetsConv(WIDTH, 5, num_params=2, form=form, edge_dim=2), "inductor", *calls)
+
+
+def test_on_the_meta_device_it_gives_shapes(edge_index) -> None:
+    ghost = FishnetsConv((WIDTH, 6), 5, num_params=3).to("meta")
+    x = torch.empty(NODES, WIDTH, device="meta"), torch.empty(9, 6, device="meta")
+    out = ghost(x, edge_index.to("meta"))
+    assert out.is_meta
+    assert out.shape == (9, 5)
 
 
 @every_form
@@ -426,22 +434,51 @@ def test_edge_features_missing_or_superfluous(edge_dim, given, text, make, x, ed
         make(edge_dim=edge_dim)(x, edge_index, edge_attr)
 
 
-def test_edge_features_of_another_width(make, x, edge_index) -> None:
-    with pytest.raises(ShapeError, match=r"^`edge_attr` has shape \(20, 3\) but \(E, 2\) was expected\.$"):
-        make(edge_dim=2)(x, edge_index, torch.randn(EDGES, 3, dtype=x.dtype))
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (EDGES, 3),
+        (EDGES - 1, 2),
+        (EDGES + 1, 2),
+        (1, 2),
+        (EDGES,),
+        pytest.param((EDGES, 1, 2), marks=pytest.mark.xfail(strict=True, reason="gives features of shape (E, N, out)")),
+        pytest.param((), marks=pytest.mark.xfail(strict=True, raises=IndexError, reason="fails in the check itself")),
+    ],
+    ids=str,
+)
+def test_edge_features_of_another_shape(shape, make, x, edge_index, weight) -> None:
+    """One row for each edge, whether edges are listed, sorted or in a matrix."""
+    edge_attr = torch.randn(shape, dtype=x.dtype)
+    for given in (edge_index, ordered(edge_index)[0], adjacency(edge_index, weight).to_sparse_csr()):
+        with pytest.raises(ShapeError, match=r"^`edge_attr` has shape \(.*\) but \(20, 2\) was expected\.$"):
+            make(edge_dim=2)(x, given, edge_attr)
 
 
 def test_negative_weights_are_refused_by_their_place(make, x, edge_index, weight) -> None:
+    text = r"^`edge_weight` is negative or NaN at 4, 9; a weight says how much a message counts, and 0 removes it\.$"
     weight[[4, 9]] *= -1
+    _refused(make(), x, edge_index, weight, text)
+    weight[[4, 9]] = torch.nan
+    _refused(make(), x, edge_index, weight, text)
+
+
+def _refused(conv: FishnetsConv, x: Tensor, edge_index: Tensor, weight: Tensor, text: str) -> None:
     for given in (edge_index, EdgeIndex(edge_index, sparse_size=(NODES, NODES))):
-        with pytest.raises(DataError, match=r"^The weights of edges 4, 9 are negative; 0 removes an edge\.$"):
-            make()(x, given, edge_weight=weight)
+        with pytest.raises(DataError, match=text):
+            conv(x, given, edge_weight=weight)
 
 
-@pytest.mark.xfail(strict=True, reason="a sparse adjacency's values are not looked at; the features are NaN")
-def test_negative_values_of_an_adjacency_are_refused(make, x, edge_index, weight) -> None:
-    with pytest.raises(DataError, match="negative"):
-        make()(x, adjacency(edge_index, -weight).to_sparse_csr())
+@pytest.mark.parametrize("layout", ["csr", "csc", "coo"])
+@pytest.mark.parametrize("wrong", [-1.0, torch.nan])
+def test_negative_values_of_an_adjacency_are_refused(layout, wrong, make, x, edge_index, weight) -> None:
+    """Places are those among the matrix's values, whatever its layout."""
+    weight[3] = wrong
+    matrix = adjacency(edge_index, weight)
+    given = {"csr": matrix.to_sparse_csr(), "csc": matrix.to_sparse_csc(), "coo": matrix}[layout]
+    place = int((~(given.values() >= 0)).nonzero())
+    with pytest.raises(DataError, match=rf"^`values of the adjacency` is negative or NaN at {place}; a weight says"):
+        make()(x, given)
 
 
 def test_weights_beside_a_sparse_adjacency_are_refused(make, x, edge_index, weight) -> None:
@@ -449,18 +486,14 @@ def test_weights_beside_a_sparse_adjacency_are_refused(make, x, edge_index, weig
         make()(x, adjacency(edge_index, weight).to_sparse_csr(), edge_weight=weight)
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
-        pytest.param((EDGES, 1), marks=pytest.mark.xfail(strict=True, reason="gives features of shape (E, N, out)")),
-        pytest.param((1,), marks=pytest.mark.xfail(strict=True, reason="is spread over all edges")),
-        pytest.param((3,), marks=pytest.mark.xfail(strict=True, reason="fails inside a product, in its words")),
-    ],
-    ids=str,
-)
-def test_weights_of_another_shape_are_refused(shape, make, x, edge_index) -> None:
-    with pytest.raises(ShapeError, match="edge_weight"):
-        make()(x, edge_index, edge_weight=torch.rand(shape, dtype=x.dtype))
+@pytest.mark.parametrize("shape", [(EDGES, 1), (1,), (3,), ()], ids=str)
+@pytest.mark.parametrize("edge_dim", [None, 2])
+def test_weights_of_another_shape_are_refused(shape, edge_dim, make, x, edge_index) -> None:
+    edge_attr = None if edge_dim is None else torch.randn(EDGES, 2, dtype=x.dtype)
+    text = r"^`edge_weight` has shape \(.*\) but one for each message, \(20,\), was expected\.$"
+    for given in (edge_index, ordered(edge_index)[0]):
+        with pytest.raises(ShapeError, match=text):
+            make(edge_dim=edge_dim)(x, given, edge_attr, torch.rand(shape, dtype=x.dtype))
 
 
 def test_another_width_is_refused(make, x, edge_index) -> None:
@@ -468,9 +501,8 @@ def test_another_width_is_refused(make, x, edge_index) -> None:
         make()(x[:, :4], edge_index)
 
 
-@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="fails inside a sum, in its words")
 def test_another_width_is_refused_beside_edge_features(make, x, edge_index) -> None:
-    with pytest.raises(ShapeError):
+    with pytest.raises(ShapeError, match=r"^Messages of shape \(7, 4\) were given to .* expects 8 channels"):
         make(edge_dim=2)(x[:, :4], edge_index, torch.randn(EDGES, 2, dtype=x.dtype))
 
 

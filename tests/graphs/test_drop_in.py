@@ -230,18 +230,23 @@ def test_every_parameter_learns_in_parallel(form, tmp_path: Path) -> None:
     """Distributed data parallel refuses a second step where a parameter of the first had no gradient."""
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
-        model = nn.parallel.DistributedDataParallel(FishnetsAggregation(3, num_params=3, form=form))
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        for _ in range(2):
-            before = [parameter.detach().clone() for parameter in model.parameters()]
-            optimizer.zero_grad()
-            model(torch.randn(11, 3), torch.randint(5, (11,))).square().sum().backward()
-            finite_gradients(model)
-            optimizer.step()
-            assert all((old != new).any() for old, new in zip(before, model.parameters(), strict=True))
+        _two_steps_in_parallel(form)
     finally:
         torch.distributed.destroy_process_group()
     assert not torch.distributed.is_initialized()
+
+
+def _two_steps_in_parallel(form: str) -> None:
+    """A function of its own: a model that outlives its process group can hang when it is freed."""
+    model = nn.parallel.DistributedDataParallel(FishnetsAggregation(3, num_params=3, form=form))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        optimizer.zero_grad()
+        model(torch.randn(11, 3), torch.randint(5, (11,))).square().sum().backward()
+        finite_gradients(model)
+        optimizer.step()
+        assert all((old != new).any() for old, new in zip(before, model.parameters(), strict=True))
 
 
 def test_it_is_found_by_name_once_registered(monkeypatch: pytest.MonkeyPatch) -> None:

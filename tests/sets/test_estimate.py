@@ -312,6 +312,22 @@ def test_impossible_settings_are_refused(settings: dict[str, Any], message: str)
         tiny(refine=True).estimate(some_sets(), simulator=SIMULATOR, **settings)
 
 
+def test_settings_of_centring_are_looked_at_without_a_simulator_too() -> None:
+    for model in (tiny(), tiny(refine=True)):
+        with pytest.raises(ConfigError, match="`loss` is 5 but a share"):
+            model.estimate(some_sets(), loss=5)
+        with pytest.raises(ConfigError, match='`spread="observed"` belongs to centring by simulation: give `simulator'):
+            model.estimate(some_sets(), spread="observed")
+
+
+def test_a_training_that_is_refused_leaves_the_stored_centring(centred_model: Fishnet) -> None:
+    stored = centred_model.centring
+    assert stored is not None
+    with pytest.raises(ConfigError):
+        centred_model.fit(SIMULATOR, steps=0)
+    assert centred_model.centring is stored
+
+
 def test_what_is_no_simulator_is_refused() -> None:
     model: Any = tiny(refine=True)
     message = r"`simulator` is a Normal but a simulator, called as `simulator\(theta, size, generator\)`, was expected"

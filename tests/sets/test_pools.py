@@ -300,3 +300,75 @@ def test_simulator_that_returns_the_wrong_thing_is_refused() -> None:
         pools(of_location(), wrong).measure(location_sets(3), AT, AT)
     with pytest.raises(DataError, match=message):
         pools(of_line(), Wrong()).measure(line_sets(3), AT, AT)
+
+
+@pytest.mark.parametrize("half_width", [1.0, 10.0, 1000.0])
+def test_steps_are_small_beside_what_a_datum_tells_however_wide_the_prior(half_width: float) -> None:
+    """The mean score of counts with rate exp(θ) is exp(θ') - exp(θ): over wide steps its slope is too steep."""
+
+    def counts(theta: Tensor, size: Tensor, generator: torch.Generator) -> Sets:
+        rate = theta.exp().repeat_interleave(size, dim=0)
+        offsets = torch.cat([size.new_zeros(1), size.cumsum(0)])
+        return Sets(torch.poisson(rate, generator=generator), offsets)
+
+    prior = Box([-half_width], [half_width])
+    one, none = torch.ones(1, 1, dtype=torch.float64), biased(torch.zeros(1, dtype=torch.float64))
+    model = Stub(lambda values, points: values - points.exp(), prior, one, none, one, num_features=1)
+    point = torch.zeros(1, 1, dtype=torch.float64)
+    sets = counts(point, torch.tensor([50]), generator(2))
+    found = pools(model, counts).measured(sets, point, point, [200_000], [200_000])
+    assert float(found.slope) == pytest.approx(1.0, abs=0.03)
+    assert float(found.spread) == pytest.approx(1.0, abs=0.03)
+
+
+def test_a_simulator_that_selects_may_return_other_numbers_of_data() -> None:
+    """Normals of which those below -1 are lost: mean and covariance are those of what is left."""
+
+    def selected(theta: Tensor, size: Tensor, generator: torch.Generator) -> Sets:
+        rows = Location()(theta, size, generator)
+        keep = (rows.values > -1).all(1)
+        sizes = torch.zeros_like(size).index_add(0, rows.index, keep.long())
+        return Sets(rows.values[keep], torch.cat([size.new_zeros(1), sizes.cumsum(0)]))
+
+    at = torch.zeros(2, 2, dtype=torch.float64)
+    sets = location_sets(40, 90)
+    found = pools(of_location(), selected, chunk=997).measured(sets, at, at, [30_000, 60_000], [2_000, 2_000])
+    kept = 0.8413447460685429**2
+    wanted = torch.tensor([30_000.0, 60_000.0], dtype=torch.float64)
+    torch.testing.assert_close(found.num_simulated, kept * wanted, rtol=0.02, atol=0)
+    mean = 0.24197072451914337 / 0.8413447460685429  # of a normal above -1
+    expected = TURN @ torch.full((2,), mean, dtype=torch.float64) + BIAS
+    torch.testing.assert_close(found.intercept, expected.expand(2, 2), rtol=0, atol=0.05)
+
+
+def test_data_of_other_sizes_at_given_covariates_are_refused() -> None:
+    class Shuffled(Line):
+        def like(self, sets: Sets, theta: Tensor, generator: torch.Generator) -> Sets:
+            drawn = super().like(sets, theta, generator)
+            return Sets(drawn.values[1:], (drawn.offsets - 1).clamp(min=0))
+
+    with pytest.raises(DataError, match=r"`like` returned sets of other sizes than it was given\.$"):
+        pools(of_line(), Shuffled()).measure(line_sets(50), AT, AROUND)
+
+
+def test_data_that_are_not_finite_and_data_that_do_not_come_are_named() -> None:
+    def broken(theta: Tensor, size: Tensor, generator: torch.Generator) -> Sets:
+        rows = Location()(theta, size, generator)
+        rows.values[3] = torch.inf
+        return rows
+
+    with pytest.raises(DataError, match="NaN or infinite"):
+        pools(of_location(), broken).measure(location_sets(50), AT, AROUND)
+
+    def nothing(theta: Tensor, size: Tensor, generator: torch.Generator) -> Sets:
+        return Sets(theta.new_zeros(0, 2), size.new_zeros(len(size) + 1))
+
+    with pytest.raises(DataError, match=r"returned 0 data around the estimate of set 0, of which many more were asked"):
+        pools(of_location(), nothing).measure(location_sets(50), AT, AROUND)
+
+
+def test_a_like_that_cannot_be_called_is_none() -> None:
+    class Without(Location):
+        like = None
+
+    assert not pools(of_location(), Without()).at_covariates

@@ -203,6 +203,22 @@ def test_the_same_law_is_accepted(of_covariates: StoredCentring) -> None:
         of_covariates.expect_law(sets)
 
 
+def test_values_that_repeat_are_the_same_in_every_precision() -> None:
+    """A covariate of three values, of which float32 and float64 hold different neighbours."""
+
+    class Steps(Line):
+        def __call__(self, theta: Tensor, size: Tensor, generator: torch.Generator) -> Sets:
+            which = torch.randint(3, (int(size.sum()),), generator=generator)
+            x = torch.tensor([0.1, 0.2, 0.3], dtype=theta.dtype)[which]
+            blank = torch.stack([torch.zeros_like(x), x], dim=1)
+            return self.like(Sets(blank, torch.cat([size.new_zeros(1), size.cumsum(0)])), theta, generator)
+
+    centring = fitted(of_line(), Steps(), 64_000, 32)
+    assert centring.columns.tolist() == [1]
+    for dtype in (torch.float32, torch.float64):
+        centring.expect_law(Steps()(torch.zeros(1, 2, dtype=dtype), torch.tensor([2_000]), generator(3)))
+
+
 @pytest.mark.parametrize("line", [Line(-1.0, 2.0), Line(0.0, 3.0), Line(0.9, 1.1)], ids=repr)
 def test_another_law_of_covariates_is_refused(of_covariates: StoredCentring, line: Line) -> None:
     sets = line(torch.zeros(2, 2), torch.tensor([500, 500]), generator(1))

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fishnets.algebra.information import Information
-from fishnets.errors import ConfigError, ShapeError
+from fishnets.errors import CheckpointError, ConfigError, DataError, FileFormatError, ShapeError
 from fishnets.networks import Gated, NetworkRecipe, TwinNetwork, member_weights
 from fishnets.priors import Prior
 from fishnets.ragged import Sets
@@ -38,7 +38,7 @@ from fishnets.sets.fitting import (
 )
 from fishnets.sets.history import History
 from fishnets.sets.objective import build_losses
-from fishnets.sets.pools import Pools
+from fishnets.sets.pools import Pools, expect_loss_and_spread
 from fishnets.sets.recipe import Recipe
 from fishnets.sets.scoring import plain_estimate, refined_estimate
 from fishnets.sets.sources import Simulator, Source
@@ -218,9 +218,11 @@ class Fishnet(nn.Module):
 
         Args:
             sets: The sets.
-            simulator: Draws data around the estimate, at the observed covariates if it has ``like``.
+            simulator: Draws data around the estimate, at the observed covariates if it has ``like``; without, the sets'
+                covariates must follow the simulator's own law, and rows must be independent given the parameters.
             centre: Whether to centre; by default where there is a simulator or a stored centring.
-            loss: Share of the information that the simulations' noise may cost; n / ``loss`` data are simulated.
+            loss: Share of the information that the simulations' noise may cost: n / ``loss`` data are simulated for the
+                mean of the score, not fewer than 20,000, and 100,000 to 1,000,000 for each column of its slope.
             spread: Covariance of the score from ``"simulated"`` data, or from the ``"observed"`` rows, which holds for
                 data that the simulator describes badly.
             pilot: Rows of each set from which the expansion point is found, evenly spaced through the set; the whole
@@ -236,6 +238,9 @@ class Fishnet(nn.Module):
             The estimates, their covariances, and whether they settled.
         """
         expect_sets(sets, self.recipe.num_features)
+        expect_loss_and_spread(loss, spread)
+        if spread == "observed" and simulator is None:
+            raise ConfigError('`spread="observed"` belongs to centring by simulation: give `simulator=...` as well.')
         compressor = Compressor(self, chunk, precision)
         if self.local is None:
             if simulator is not None or centre or pilot is not None:
@@ -353,11 +358,15 @@ class Fishnet(nn.Module):
             device=device,
             progress=progress,
         )
-        self.centring = None  # measured on the networks as they were
         losses = partial(build_losses, self, precision, compile)
         networks = self.networks if self.local is None else nn.ModuleList(self._trained())
         refine = self.local is not None
-        return fit(self, networks, data, theta, options, losses, self._prepare, self._weigh_members, noisy=refine)
+        stored, self.centring = self.centring, None  # measured on the networks as they were
+        try:
+            return fit(self, networks, data, theta, options, losses, self._prepare, self._weigh_members, noisy=refine)
+        except (ConfigError, DataError, ShapeError, CheckpointError, FileFormatError):  # refused before it began
+            self.centring = stored
+            raise
 
     def save(self, path: str | Path) -> None:
         """Writes the model to one file: safetensors with a JSON header."""

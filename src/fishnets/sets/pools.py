@@ -1,8 +1,11 @@
 r"""Pools: data simulated around a point, on which the local score is measured.
 
-The mean comes from data drawn at the point itself, in pairs whose differences give the covariance. The slope comes from
-data a step :math:`\pm h` away along each parameter, a shorter one on a side where the prior's support ends, with the
-same random numbers on both sides, so that much of the noise cancels where the simulator is smooth in its parameters.
+Mean and covariance come from data drawn at the point itself, in pairs where the covariates are given. The slope comes
+from data a step :math:`\pm h` away along each parameter, with the same random numbers on both sides, so that much of
+the noise cancels where the simulator is smooth in its parameters. A step is a fifth of what a single datum leaves
+uncertain, or of the prior's standard deviation where that is less: a likelihood changes little on that scale. It is
+shorter on a side where the prior's support ends.
+
 Where the simulator can redraw a set under its own conditions (``like``), every draw is at the observed covariates;
 where it cannot, sets whose points nearly agree share a pool.
 """
@@ -26,12 +29,20 @@ from fishnets.sets.centring import Centring
 from fishnets.sets.sources import Simulator, simulate
 from fishnets.sets.support import supported
 
-__all__ = ["LocalModel", "Pools"]
+__all__ = ["LocalModel", "Pools", "expect_loss_and_spread"]
 
 SMALLEST_POOL = 20_000  # for the covariance to be known to a per cent
 SLOPE_POOL = (50_000, 500_000)  # fewest and most data on either side of a slope
-STEP = 0.2  # of the prior's standard deviation, between the point and either side
+STEP = 0.2  # of the standard deviation of the prior, or after one datum, between the point and either side
 SHARED_WIDTHS, SHARED_WAY = 2.0, 0.05  # farthest from a shared point, in widths of the posterior and of the prior
+
+
+def expect_loss_and_spread(loss: float, spread: str) -> None:
+    """Raises :class:`ConfigError` for a share of information or a source of covariances that makes no sense."""
+    if not 0 < loss < 1:
+        raise ConfigError(f"`loss` is {loss} but a share of the information between 0 and 1 was expected.")
+    if spread not in ("simulated", "observed"):
+        raise ConfigError(f'`spread` is {spread!r} but "simulated" or "observed" was expected.')
 
 
 class LocalModel(Protocol):
@@ -83,15 +94,17 @@ class Pools:
                 f"`simulator` is a {type(self.simulator).__name__} but a simulator, called as `simulator(theta, size, "
                 "generator)`, was expected."
             )
-        if not 0 < self.loss < 1:
-            raise ConfigError(f"`loss` is {self.loss} but a share of the information between 0 and 1 was expected.")
-        if self.spread not in ("simulated", "observed"):
-            raise ConfigError(f'`spread` is {self.spread!r} but "simulated" or "observed" was expected.')
+        expect_loss_and_spread(self.loss, self.spread)
 
     @property
     def at_covariates(self) -> bool:
         """Whether data are drawn at the observed covariates."""
-        return hasattr(self.simulator, "like")
+        return callable(getattr(self.simulator, "like", None))
+
+    @property
+    def _draws(self) -> int:
+        """Times that every row of a template is drawn."""
+        return 2 if self.at_covariates else 1
 
     def shared(self, points: Tensor, precision: Tensor | None = None, at: Tensor | None = None) -> Tensor:
         """Points with those that nearly agree moved to their mean, so that they share a pool.
@@ -153,7 +166,9 @@ class Pools:
     ) -> Centring:
         """Measures with given numbers of data for each set: for the mean, and on either side of each slope."""
         centre = self._moments(sets, at, around, wanted)
-        above, below = self._steps_inside(around, 1), self._steps_inside(around, -1)
+        width = centre.covariance.diagonal(dim1=-2, dim2=-1).clamp(min=1e-300).rsqrt()
+        length = STEP * torch.minimum(width, self.model.theta_scale.to(around))
+        above, below = self._steps_inside(around, length), self._steps_inside(around, -length)
         columns, total = [], centre.number
         for j in range(at.shape[1]):
             state, sides = self.generator.get_state(), []
@@ -169,35 +184,56 @@ class Pools:
         return Centring(around, centre.mean, slope, spread, spread, count, total.long())
 
     def _moments(self, sets: Sets, at: Tensor, theta: Tensor, wanted: Sequence[int]) -> _Moments:
-        """Mean and covariance of the score of data drawn at parameters (B, p)."""
+        """Mean and covariance of the score of data drawn at parameters (B, p).
+
+        At given covariates the mean differs from row to row: the covariance then comes from pairs of draws.
+        """
         num_sets, p = at.shape
         total, outer, number = at.new_zeros(num_sets, p), at.new_zeros(num_sets, p * p), at.new_zeros(num_sets)
         for rows, template in self._batches(sets, wanted):
-            pair = [self._draw(template, theta[rows].to(sets.values.dtype)) for _ in range(2)]
-            first, second = (self.model.row_scores(drawn, at[rows]) for drawn in pair)
-            gap = first - second
-            products = (gap.unsqueeze(-1) * gap.unsqueeze(-2)).flatten(1)
-            total.index_add_(0, rows, segment_sum(first + second, template.offsets))
-            outer.index_add_(0, rows, segment_sum(products, template.offsets))
-            number.index_add_(0, rows, 2 * template.sizes.to(number))
+            drawn = [self._draw(template, theta[rows].to(sets.values.dtype)) for _ in range(self._draws)]
+            scores = [self.model.row_scores(one, at[rows]) for one in drawn]
+            spread = scores[0] if len(drawn) == 1 else (scores[0] - scores[1])
+            products = (spread.unsqueeze(-1) * spread.unsqueeze(-2)).flatten(1)
+            outer.index_add_(0, rows, segment_sum(products, drawn[0].offsets))
+            for one, score in zip(drawn, scores, strict=True):
+                total.index_add_(0, rows, segment_sum(score, one.offsets))
+                number.index_add_(0, rows, one.sizes.to(number))
+        self._expect_drawn(number)
         count = number.unsqueeze(-1)
-        return _Moments(total / count, (outer / count).unflatten(1, (p, p)), number)
+        mean, second = total / count, (outer / count).unflatten(1, (p, p))
+        if self.at_covariates:
+            return _Moments(mean, second, number)
+        return _Moments(mean, second - mean.unsqueeze(-1) * mean.unsqueeze(-2), number)
+
+    @staticmethod
+    def _expect_drawn(number: Tensor) -> None:
+        """Raises :class:`DataError` where selection has left too few data for a covariance."""
+        few = (number <= 1).nonzero().flatten().tolist()
+        if few:
+            raise DataError(
+                f"The simulator returned {int(number[few[0]])} data around the estimate of set {few[0]}, of which many "
+                "more were asked for; where it selects data, it should draw until there are enough."
+            )
 
     def _draw(self, template: Sets, theta: Tensor) -> Sets:
         """New data for parameters (G, p), at the rows of a template, or as many as it has."""
         simulator: Any = self.simulator
         draw = partial(_redraw, simulator, template) if self.at_covariates else simulator
-        return simulate(draw, theta, template.sizes, self.generator, template.num_features)
+        drawn = simulate(draw, theta, template.sizes, self.generator, template.num_features).check_finite()
+        if self.at_covariates and not torch.equal(drawn.offsets, template.offsets):
+            raise DataError("The simulator's `like` returned sets of other sizes than it was given.")
+        return drawn
 
     def _batches(self, sets: Sets, wanted: Sequence[int]) -> Iterator[tuple[Tensor, Sets]]:
-        """Numbers of sets (G,) and templates of as many rows as are wanted of each, by half: data are drawn in pairs.
+        """Numbers of sets (G,) and templates with the rows that are wanted of each, over all draws of a template.
 
         A set that wants more rows than fit at once comes several times, in part or in whole.
         """
         rows: list[int] = []
         parts: list[Tensor] = []
         for i, part in self._parts(sets, wanted):
-            if parts and sum(map(len, parts)) + len(part) > self.chunk // 2:
+            if parts and sum(map(len, parts)) + len(part) > self.chunk // self._draws:
                 yield self._template(rows, parts)
                 rows, parts = [], []
             rows.append(i)
@@ -206,14 +242,14 @@ class Pools:
             yield self._template(rows, parts)
 
     def _parts(self, sets: Sets, wanted: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-        """Number of a set and rows of its template, at most half a chunk."""
-        most = max(1, self.chunk // 2)
+        """Number of a set and rows of its template, at most a chunk over all its draws."""
+        most = max(1, self.chunk // self._draws)
         for i, own in enumerate(sets.to_list()):
             if not self.at_covariates:
                 blank = own.new_zeros(1, sets.num_features)
-                yield from ((i, part) for part in blank.expand(math.ceil(wanted[i] / 2), -1).split(most))
+                yield from ((i, part) for part in blank.expand(wanted[i], -1).split(most))
                 continue
-            rounds = math.ceil(wanted[i] / (2 * len(own)))
+            rounds = math.ceil(wanted[i] / (self._draws * len(own)))
             for piece in own.split(most):
                 copies = max(1, most // len(piece))
                 for done in range(0, rounds, copies):
@@ -224,9 +260,9 @@ class Pools:
         sizes = torch.tensor([0, *map(len, parts)], device=parts[0].device)
         return torch.tensor(rows, device=parts[0].device), Sets(torch.cat(parts), sizes.cumsum(0))
 
-    def _steps_inside(self, points: Tensor, sign: int) -> Tensor:
-        """Steps (B, p) along each parameter in one direction, halved until they end in the prior's support."""
-        steps = (sign * STEP * self.model.theta_scale.to(points)).expand_as(points).clone()
+    def _steps_inside(self, points: Tensor, steps: Tensor) -> Tensor:
+        """Steps (B, p) along each parameter, halved until they end in the prior's support."""
+        steps = steps.clone()
         for j in range(points.shape[1]):
             for _ in range(50):
                 moved = points.clone()

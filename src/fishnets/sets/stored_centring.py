@@ -82,8 +82,8 @@ class StoredCentring:
 
     def _expect_law(self, rows: Tensor, whose: str, chance: float) -> None:
         for position, column in enumerate(self.columns.tolist()):
-            observed = rows[:, column].to(self.law).sort().values
-            distance = _distance(observed, self.law[:, position])
+            observed = rows[:, column].float().sort().values  # in one precision, or equal values would differ
+            distance = _distance(observed, self.law[:, position].float())
             allowed = math.sqrt(-math.log(chance / 2) / 2 * (1 / max(1, len(observed)) + 1 / len(self.law)))
             if distance > allowed:
                 raise DataError(
@@ -202,7 +202,7 @@ def _covariates(
 ) -> tuple[Tensor, Tensor]:
     """The columns that ``like`` leaves alone (c,), and their sorted values (rows, c)."""
     like: Any = getattr(simulator, "like", None)
-    if like is None:
+    if not callable(like):
         columns = torch.zeros(0, dtype=torch.int64, device=typical.device)
     else:
         redrawn = like(typical, theta.to(typical.values), generator)

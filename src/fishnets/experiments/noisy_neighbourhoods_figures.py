@@ -1,4 +1,4 @@
-"""The figure of noisy neighbourhoods: squared error over the bound, by aggregation and test law."""
+"""The figure of noisy neighbourhoods: how far above the bound squared errors are, by aggregation and test law."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fishnets.experiments.noisy_neighbourhoods import LAWS, Result
-from fishnets.inference.plots import COLOURS, GREY, new_figure
+from fishnets.inference.plots import COLOURS, new_figure
 
 __all__ = ["draw", "neighbourhoods_figure"]
 
@@ -26,7 +26,7 @@ def neighbourhoods_figure(result: Result) -> Any:
     for law, colour, marker in zip(LAWS, COLOURS, "osD", strict=False):
         entries = [result.metrics[f"mse_over_bound/{method}/{law}"] for method in methods]
         axis.errorbar(
-            [entry.value for entry in entries],
+            [entry.value - 1 for entry in entries],
             range(len(methods)),
             xerr=[entry.error for entry in entries],
             label=LABELS[law],
@@ -36,8 +36,9 @@ def neighbourhoods_figure(result: Result) -> Any:
             markersize=5,
             capsize=2,
         )
-    axis.axvline(1, color=GREY, linewidth=1, zorder=0)
-    axis.set(xscale="log", yticks=range(len(methods)), yticklabels=methods, xlabel="squared error over the bound")
+    axis.set(xscale="log", yticks=range(len(methods)), yticklabels=methods)
+    axis.set_xlabel("squared error over the least possible, less one")
+    axis.grid(axis="y", linewidth=0.4)
     axis.invert_yaxis()
     figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=8)
     return figure

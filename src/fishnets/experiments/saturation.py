@@ -3,8 +3,8 @@ r"""Saturation: how much of the information an estimate keeps as sets grow, from
 Four problems with exact answers: linear regression, a normal sample of unknown mean and variance, the gamma population
 and the censored one. Three estimators: *plain*, the paper's method (one global expansion, trained at the set size that
 suits it best); *onestep*, local networks stepped to their root; *centred*, the same with the score centred by
-simulation. Test sets come from sixteen fixed parameters, a grid that keeps 8 % of the box (or 1.2 prior standard
-deviations) away from the edges. With the exact Fisher matrix :math:`n F_1(\theta)`,
+simulation. Test sets come from sixteen fixed parameters, a grid that keeps 8 % of the box away from its edges, or ends
+1.2 standard deviations from the mean of a normal prior. With the exact Fisher matrix :math:`n F_1(\theta)`,
 
 .. math::
     \chi^2 = 1 + \left\langle (\hat\theta-\theta)^\top [n F_1] (\hat\theta-\theta) - t^\top [n F_1]^{-1} t
@@ -308,7 +308,7 @@ class _Study:
         return self.model("refined").estimate(sets, **self._how())
 
     def _how(self) -> dict[str, Any]:
-        on_gpu = self.config.device == "cuda"
+        on_gpu = torch.device(self.config.device).type == "cuda"
         return {"chunk": 2**21 if on_gpu else 2**15, "precision": "bfloat16" if self.config.half else "input"}
 
     def _test_sets(self, simulator: Simulator, size: int, number: int) -> list[Tested]:

@@ -8,8 +8,9 @@ at points scattered around the truth,
 
 so that, before the data are seen, the truth has the law :math:`\mathcal N(\theta_*, w^2)`: exactly the Gaussian prior
 that the loss wants, whatever the prior of the parameters is (a Normal one multiplies it, any other is taken as flat
-over a width). The width :math:`w` is what the first networks leave uncertain of the set at hand, at most ``WIDEST``
-prior standard deviations: narrow enough for a quadratic, wide enough for each set to tell something.
+over a width). The width :math:`w` is what the first networks leave uncertain of a parameter given the others, for the
+set at hand, at most ``WIDEST`` prior standard deviations: narrow enough for a quadratic, wide enough for each set to
+tell something.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import Final
 
+import torch
 from torch import Tensor, nn
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
@@ -126,7 +127,7 @@ class FishnetsConv(MessagePassing):  # type: ignore[misc]
         sparse = is_sparse(edge_index)
         if sparse and edge_weight is not None:
             raise ConfigError("A sparse adjacency carries its own weights; leave `edge_weight` out.")
-        if edge_attr is not None and (edge_attr.shape[-1] != self.edge_dim or len(edge_attr) != _num_edges(edge_index)):
+        if edge_attr is not None and edge_attr.shape != (_num_edges(edge_index), self.edge_dim):
             raise ShapeError(
                 f"`edge_attr` has shape {tuple(edge_attr.shape)} but ({_num_edges(edge_index)}, {self.edge_dim}) was "
                 "expected."
@@ -134,7 +135,8 @@ class FishnetsConv(MessagePassing):  # type: ignore[misc]
         if edge_weight is not None:
             expect_weights("edge_weight", edge_weight, _num_edges(edge_index))
         elif isinstance(edge_index, Tensor) and sparse:
-            expect_weights("values of the adjacency", edge_index.values(), _num_edges(edge_index))
+            stored = edge_index._values() if edge_index.layout == torch.sparse_coo else edge_index.values()
+            expect_weights("values of the adjacency", stored, _num_edges(edge_index))
 
     def __repr__(self) -> str:
         return f"FishnetsConv({self.in_channels}, {self.out_channels}, num_params={self.information.num_params})"

@@ -48,7 +48,7 @@ def train(
     if steps < 1 or not learning_rate > 0:
         raise ConfigError(f"`steps` is {steps} and `learning_rate` {learning_rate} but positive numbers were expected.")
     optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
-    warm = max(1, round(WARM_UP * steps))
+    warm, apart = max(1, round(WARM_UP * steps)), math.ceil(steps / looks) if looks else steps
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, (step + 1) / warm) * 0.5 * (1 + math.cos(math.pi * step / steps))
     )
@@ -63,7 +63,7 @@ def train(
         schedule.step()
         losses.append(value.detach())
         done = step + 1
-        if look is not None and (done == steps or (looks and done % max(1, steps // looks) == 0)):
+        if look is not None and (done == steps or done % apart == 0):
             model.eval()
             look(done)
     model.eval()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 from dataclasses import replace
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.graphs.folders import NODES, protein_folder
 
 from fishnets.errors import ConfigError
 from fishnets.experiments import EXPERIMENTS, string_yeast
@@ -17,33 +17,9 @@ from fishnets.experiments.graph_pages import string_yeast_page
 from fishnets.experiments.records import Record, versions, write_record
 from fishnets.experiments.string_yeast import METHODS, ProteinGraph, Result, config_for, read_graph, run
 
-NODES, EDGES, LABELS = 40, 150, 3
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small random graph in OGB's layout; nodes of one label are joined by stronger edges."""
-    generator = torch.Generator().manual_seed(0)
-    edges = torch.randint(NODES, (EDGES, 2), generator=generator)
-    labels = torch.randint(2, (NODES, LABELS), generator=generator)
-    scores = torch.rand((EDGES, 8), generator=generator)
-    parts = {"train": range(20), "valid": range(20, 30), "test": range(30, 40)}
-    tables = {
-        "raw/edge": edges.tolist(),
-        "raw/edge-feat": scores.tolist(),
-        "raw/node-label": labels.tolist(),
-        "raw/num-node-list": [[NODES]],
-        "raw/num-edge-list": [[EDGES]],
-        **{f"split/random/{name}": [[i] for i in rows] for name, rows in parts.items()},
-    }
-    root = tmp_path_factory.mktemp("data") / "small-graph"
-    for name, rows in tables.items():
-        path = root / f"{name}.csv.gz"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(gzip.compress("".join(",".join(map(str, row)) + "\n" for row in rows).encode()))
-    meta = {"add_inverse_edge": "True", "has_edge_attr": "True", "has_node_attr": "False", "split": "random"}
-    (root / "meta.json").write_text(json.dumps(meta))
-    return root
+    return protein_folder(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")

@@ -494,7 +494,7 @@ def test_weights_that_are_nan_are_refused_by_their_place(make, x, index) -> None
 
 
 def _refused(aggregation: FishnetsAggregation, x: Tensor, index: Tensor, weight: Tensor) -> None:
-    text = r"^`weight` is negative or NaN at 2, 7; a weight says how much a message counts, and 0 removes it\.$"
+    text = r"^`weight` is negative or not finite at 2, 7; a weight says how much a message counts, and 0 removes it\.$"
     for call in (aggregation, aggregation.inspect):
         with pytest.raises(DataError, match=text):
             call(x, index, weight=weight)

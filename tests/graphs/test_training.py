@@ -122,12 +122,14 @@ def test_parameters_that_a_step_does_not_use_stay() -> None:
     assert not torch.equal(pair[0].place, Point().place)
 
 
-@pytest.mark.parametrize(("steps", "rate"), [(0, 0.1), (-3, 0.1), (5, 0.0), (5, -0.1), (5, math.nan)])
-def test_steps_and_rate_are_positive(steps: int, rate: float) -> None:
-    point = Point()
-    text = rf"^`steps` is {steps} and `learning_rate` {rate} but positive numbers were expected\.$"
-    with pytest.raises(ConfigError, match=text):
-        train(point, lambda step: point().square().sum(), steps, rate)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("steps", 0), ("steps", -3), ("learning_rate", 0.0), ("learning_rate", math.nan), ("clip", -1.0), ("clip", 0)],
+)
+def test_steps_rate_and_clip_are_positive(name: str, value: float) -> None:
+    point, settings = Point(), {"steps": 5, "learning_rate": 0.1, name: value}
+    with pytest.raises(ConfigError, match=rf"^`{name}` is {value} but a positive number was expected\.$"):
+        train(point, lambda step: point().square().sum(), **settings)
     assert torch.equal(point.place, Point().place)
 
 

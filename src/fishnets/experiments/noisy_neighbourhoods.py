@@ -14,6 +14,7 @@ The paper has no such experiment: there is one protocol, *clean*.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fishnets.errors import ConfigError
+from fishnets.errors import ConfigError, NonFiniteLossError
 from fishnets.experiments.candidates import expect_choices
 from fishnets.experiments.records import Metric, metric
 from fishnets.inference.efficiency import mean_with_error
@@ -139,10 +140,7 @@ def run(config: Config, checkpoints: Path | None = None, progress: bool | None =
 def _measured(config: Config, method: str, tests: dict[str, Neighbourhood]) -> dict[str, Metric]:
     """One aggregation: its rate, its cost, and its errors over the bound as a mean over seeds."""
     validation = _graph(config, LAWS["train"], config.validation_nodes, 1)
-    errors = {}
-    for rate in config.learning_rates:
-        model, _, _ = _trained(config, method, rate, config.tuning_steps, config.seeds[0])
-        errors[rate] = float((_estimate(model, validation) - validation.theta).square().mean())
+    errors = {rate: _tuning_error(config, method, rate, validation) for rate in config.learning_rates}
     rate = min(errors, key=lambda one: errors[one])
     found: dict[str, list[float]] = {law: [] for law in tests}
     noise: dict[str, list[float]] = {law: [] for law in tests}
@@ -165,6 +163,15 @@ def _measured(config: Config, method: str, tests: dict[str, Neighbourhood]) -> d
     metrics[f"seconds/training/{method}"] = Metric(sum(seconds) / len(seconds), 0.0)
     metrics[f"weights/{method}"] = Metric(float(weights), 0.0)
     return metrics
+
+
+def _tuning_error(config: Config, method: str, rate: float, validation: Neighbourhood) -> float:
+    """Squared error on validation nodes after a short run; infinite where it diverges."""
+    try:
+        model, _, _ = _trained(config, method, rate, config.tuning_steps, config.seeds[0])
+    except NonFiniteLossError:
+        return math.inf
+    return float((_estimate(model, validation) - validation.theta).square().mean())
 
 
 def _trained(config: Config, method: str, rate: float, steps: int, seed: int) -> tuple[Any, float, int]:

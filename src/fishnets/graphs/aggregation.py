@@ -113,7 +113,8 @@ class FishnetsAggregation(Aggregation):  # type: ignore[misc]
         What log-information adds starts at zero: it grows with the degree, and would drown the estimate.
         """
         p, weight, bias = self.num_params, self.lin_in.weight, self.lin_in.bias
-        weight[:p] = nn.init.orthogonal_(torch.empty(p, self.in_channels, device=weight.device)).to(weight)
+        rows = torch.empty(p, self.in_channels, dtype=torch.float32, device=weight.device)
+        weight[:p] = nn.init.orthogonal_(rows).to(weight)
         weight[p:] *= 0.5
         bias.zero_()
         bias[p + diagonal_positions(p, bias.device)] = inverse_softplus(1.0)
@@ -224,7 +225,7 @@ class FishnetsAggregation(Aggregation):  # type: ignore[misc]
             )
         if weight is None:
             return rows
-        expect_weights("weight", weight, x.shape[dim])
+        expect_weights("`weight`", weight, x.shape[dim])
         shape = [1] * x.dim()
         shape[dim] = -1
         return rows * weight.to(rows).view(shape)
@@ -264,16 +265,19 @@ def register_with_pyg() -> None:
 
 
 def expect_weights(name: str, weight: Tensor, num_messages: int) -> None:
-    """Raises unless there is a weight for each message and none is negative; not looked at while compiling."""
+    """Raises unless there is a finite weight for each message, and none is negative; not looked at while compiling."""
     if weight.shape != (num_messages,):
         raise ShapeError(
-            f"`{name}` has shape {tuple(weight.shape)} but one for each message, ({num_messages},), was expected."
+            f"{name} has shape {tuple(weight.shape)} but one for each message, ({num_messages},), was expected."
         )
-    if not torch.compiler.is_compiling() and not bool((weight >= 0).all()):
-        where = (~(weight >= 0)).nonzero().flatten().tolist()
+    if torch.compiler.is_compiling() or weight.is_meta:
+        return
+    good = (weight >= 0) & torch.isfinite(weight)
+    if not bool(good.all()):
+        where = (~good).nonzero().flatten().tolist()
         raise DataError(
-            f"`{name}` is negative or NaN at {describe_rows(where)}; a weight says how much a message counts, and 0 "
-            "removes it."
+            f"{name} is negative or not finite at {describe_rows(where)}; a weight says how much a message counts, and "
+            "0 removes it."
         )
 
 

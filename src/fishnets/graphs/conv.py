@@ -133,10 +133,10 @@ class FishnetsConv(MessagePassing):  # type: ignore[misc]
                 "expected."
             )
         if edge_weight is not None:
-            expect_weights("edge_weight", edge_weight, _num_edges(edge_index))
+            expect_weights("`edge_weight`", edge_weight, _num_edges(edge_index))
         elif isinstance(edge_index, Tensor) and sparse:
             stored = edge_index._values() if edge_index.layout == torch.sparse_coo else edge_index.values()
-            expect_weights("values of the adjacency", stored, _num_edges(edge_index))
+            expect_weights("The list of the adjacency's values", stored, _num_edges(edge_index))
 
     def __repr__(self) -> str:
         return f"FishnetsConv({self.in_channels}, {self.out_channels}, num_params={self.information.num_params})"

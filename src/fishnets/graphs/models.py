@@ -64,6 +64,7 @@ class DeeperGCN(nn.Module):
         pool: Aggregation of the nodes of a graph, by name or as a callable; None for an output per node.
 
     Example:
+        >>> from fishnets.graphs import FishnetsAggregation
         >>> model = DeeperGCN(8, 3, num_outputs=2, num_layers=3, aggregation=FishnetsAggregation)
         >>> edge_index = torch.tensor([[0, 1, 2, 0], [1, 0, 0, 2]])
         >>> model(torch.randn(3, 8), edge_index, torch.randn(4, 3)).shape

@@ -16,6 +16,7 @@ from torch_geometric.nn import aggr
 from fishnets.errors import ConfigError
 from fishnets.graphs.aggregation import FishnetsAggregation
 from fishnets.networks import Gated
+from fishnets.networks.ensemble import StackedLinear
 
 __all__ = ["AGGREGATIONS", "NodeRegressor", "make_aggregation"]
 
@@ -90,7 +91,7 @@ class NodeRegressor(nn.Module):
         with torch.no_grad():
             aggregated = aggregation(torch.zeros(2, width), torch.zeros(2, dtype=torch.int64), dim_size=1).shape[-1]
         self.head = Gated(width, 1).build(aggregated, 1, generator)
-        self.out = nn.Linear(width, num_outputs)
+        self.out = StackedLinear(1, width, num_outputs, generator)
         self.register_buffer("shift", torch.zeros(node_dim + edge_dim))
         self.register_buffer("scale", torch.ones(node_dim + edge_dim))
 
@@ -99,7 +100,7 @@ class NodeRegressor(nn.Module):
         rows = (self._messages(x, edge_index, edge_attr) - self.shift) / self.scale
         messages = self.body(rows.unsqueeze(0)).squeeze(0)
         nodes = self.aggregation(messages, edge_index[1], dim_size=len(x))
-        out: Tensor = self.out(self.head(nodes.unsqueeze(0)).squeeze(0))
+        out: Tensor = self.out(self.head(nodes.unsqueeze(0))).squeeze(0)
         return out
 
     @torch.no_grad()

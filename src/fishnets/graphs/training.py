@@ -45,8 +45,9 @@ def train(
         >>> losses[-1] < 1e-3
         True
     """
-    if steps < 1 or not learning_rate > 0:
-        raise ConfigError(f"`steps` is {steps} and `learning_rate` {learning_rate} but positive numbers were expected.")
+    for name, value in {"steps": steps, "learning_rate": learning_rate, "clip": clip}.items():
+        if not value > 0:
+            raise ConfigError(f"`{name}` is {value} but a positive number was expected.")
     optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
     warm, apart = max(1, round(WARM_UP * steps)), math.ceil(steps / looks) if looks else steps
     schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -56,19 +57,19 @@ def train(
     for step in range(steps):
         model.train()
         optimizer.zero_grad(set_to_none=True)
-        value = loss(step)
-        value.backward()
+        error = loss(step)
+        error.backward()
         nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
         schedule.step()
-        losses.append(value.detach())
+        losses.append(error.detach())
         done = step + 1
         if look is not None and (done == steps or done % apart == 0):
             model.eval()
             look(done)
     model.eval()
     found: list[float] = torch.stack(losses).tolist()
-    if not math.isfinite(found[-1]):
-        first = next(i for i, one in enumerate(found) if not math.isfinite(one))
+    first = next((i for i, one in enumerate(found) if not math.isfinite(one)), None)
+    if first is not None:
         raise NonFiniteLossError(f"The loss became {found[first]} at step {first}; use a smaller `learning_rate`.")
     return found

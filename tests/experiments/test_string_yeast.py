@@ -17,6 +17,7 @@ from fishnets.experiments.graph_pages import string_yeast_page
 from fishnets.experiments.records import Record, versions, write_record
 from fishnets.experiments.string_yeast import METHODS, ProteinGraph, Result, config_for, read_graph, run
 
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return protein_folder(tmp_path_factory.mktemp("data"))

@@ -9,13 +9,12 @@ Run with ``python benchmarks/aggregation_scales.py``.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 
 import torch
 from torch_geometric.nn.aggr import Aggregation, MeanAggregation, SoftmaxAggregation, SumAggregation
 
-from fishnets.experiments.records import Metric, Record, hardware_name, metric, versions, write_record
+from fishnets.experiments.records import Metric, metric, write_benchmark
 from fishnets.experiments.report import format_metric, markdown_table
 from fishnets.graphs import FishnetsAggregation
 from fishnets.inference.efficiency import mean_with_error
@@ -69,19 +68,9 @@ def main() -> None:
         for what in ("spread", "gradient")
         for name in aggregations()
     ]
-    record = Record(
-        name="aggregation-scales",
-        preset="paper",
-        protocol="clean",
-        command="python " + " ".join(sys.argv),
-        config={"channels": CHANNELS, "num_params": PARAMS, "nodes": NODES, "degrees": list(DEGREES), "draws": DRAWS},
-        seeds=[0],
-        versions=versions(),
-        hardware=hardware_name("cpu"),
-        seconds=time.monotonic() - started,
-        metrics=metrics,
-    )
-    path = write_record(record, options.out, options.overwrite)
+    config = {"channels": CHANNELS, "num_params": PARAMS, "nodes": NODES, "degrees": list(DEGREES), "draws": DRAWS}
+    spent, where = time.monotonic() - started, ("cpu", options.out, options.overwrite)
+    path = write_benchmark("aggregation-scales", config, metrics, spent, *where)
     print(markdown_table(["over a mean's", "aggregation", *[f"degree {degree}" for degree in DEGREES]], rows))
     print(f"recorded in {path}")
 

@@ -6,12 +6,11 @@ Run with ``python benchmarks/exact_posterior.py``; ``--device cuda`` measures a 
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 
 import torch
 
-from fishnets.experiments.records import Metric, Record, hardware_name, metric, versions, write_record
+from fishnets.experiments.records import Metric, metric, write_benchmark
 from fishnets.experiments.report import markdown_table
 from fishnets.inference.efficiency import mean_with_error
 from fishnets.simulators import GammaPopulation
@@ -47,19 +46,9 @@ def main() -> None:
             found = seconds(GammaPopulation(threshold), size, options.repeats, options.device)
             metrics[f"seconds/{name}/n={size}"] = found
             rows.append([name, f"{size:,}", f"{found.value:.3f} ± {found.error:.3f}"])
-    record = Record(
-        name="exact-posterior",
-        preset="paper",
-        protocol="clean",
-        command="python " + " ".join(sys.argv),
-        config={"sizes": list(SIZES), "repeats": options.repeats},
-        seeds=[0],
-        versions=versions(),
-        hardware=hardware_name(options.device),
-        seconds=time.monotonic() - started,
-        metrics=metrics,
-    )
-    path = write_record(record, options.out, options.overwrite)
+    config = {"sizes": list(SIZES), "repeats": options.repeats}
+    spent, where = time.monotonic() - started, (options.device, options.out, options.overwrite)
+    path = write_benchmark("exact-posterior", config, metrics, spent, *where)
     print(markdown_table(["population", "n", "seconds"], rows))
     print(f"recorded in {path}")
 

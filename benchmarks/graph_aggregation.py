@@ -7,7 +7,6 @@ Run with ``python benchmarks/graph_aggregation.py``; ``--device cuda`` measures 
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Callable
 
@@ -16,7 +15,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.nn.aggr import MeanAggregation, SoftmaxAggregation
 
-from fishnets.experiments.records import Metric, Record, hardware_name, metric, versions, write_record
+from fishnets.experiments.records import Metric, metric, write_benchmark
 from fishnets.experiments.report import markdown_table
 from fishnets.graphs import FishnetsAggregation, FishnetsConv
 from fishnets.inference.efficiency import mean_with_error
@@ -80,19 +79,9 @@ def main() -> None:
         forward, both = timed(way, x, options.repeats)
         metrics[f"milliseconds/forward/{name}"], metrics[f"milliseconds/forward-backward/{name}"] = forward, both
         rows.append([name, *[f"{one.value:.1f} ± {one.error:.1f}" for one in (forward, both)]])
-    record = Record(
-        name="graph-aggregation",
-        preset="paper",
-        protocol="clean",
-        command="python " + " ".join(sys.argv),
-        config={"nodes": NODES, "edges": EDGES, "channels": CHANNELS, "num_params": PARAMS, "repeats": options.repeats},
-        seeds=[0],
-        versions=versions(),
-        hardware=hardware_name(options.device),
-        seconds=time.monotonic() - started,
-        metrics=metrics,
-    )
-    path = write_record(record, options.out, options.overwrite)
+    config = {"nodes": NODES, "edges": EDGES, "channels": CHANNELS, "num_params": PARAMS, "repeats": options.repeats}
+    spent, where = time.monotonic() - started, (options.device, options.out, options.overwrite)
+    path = write_benchmark("graph-aggregation", config, metrics, spent, *where)
     print(markdown_table(["aggregation", "forward, ms", "forward and back, ms"], rows))
     print(f"recorded in {path}")
 

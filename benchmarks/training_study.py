@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 import fishnets as fn
-from fishnets.experiments.records import Metric, Record, hardware_name, metric, versions, write_record
+from fishnets.experiments.records import Metric, metric, write_benchmark
 from fishnets.experiments.report import markdown_table
 from fishnets.experiments.saturation import fixed_parameters
 from fishnets.inference.efficiency import mean_with_error
@@ -139,19 +139,9 @@ def main() -> None:
         row = [variant.label, f"{model.num_weights:,}", f"{kept.value:.4f} ± {kept.error:.4f}", f"{worst:.3f}"]
         rows.append([*row, f"{harmless:,.0f}", f"{history.seconds:.0f}"])
         print(rows[-1], file=sys.stderr, flush=True)
-    record = Record(
-        name="training-study",
-        preset="paper",
-        protocol="clean",
-        command="python " + " ".join(sys.argv),
-        config={"variants": [asdict(v) for v in VARIANTS], "pool": POOL, "scale": options.scale},
-        seeds=[0],
-        versions=versions(),
-        hardware=hardware_name(options.device),
-        seconds=time.monotonic() - started,
-        metrics=metrics,
-    )
-    path = write_record(record, options.out, options.overwrite)
+    config = {"variants": [asdict(v) for v in VARIANTS], "pool": POOL, "scale": options.scale}
+    spent, where = time.monotonic() - started, (options.device, options.out, options.overwrite)
+    path = write_benchmark("training-study", config, metrics, spent, *where)
     header = ["training", "weights", "information kept", "worst", "bias is noise at n", "seconds"]
     print(markdown_table(header, rows))
     print(f"Recorded in {path}.", file=sys.stderr)

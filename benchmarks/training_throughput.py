@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 
 from fishnets.experiments import candidates, linear_scaling
-from fishnets.experiments.records import Metric, Record, hardware_name, metric, versions, write_record
+from fishnets.experiments.records import Metric, metric, write_benchmark
 from fishnets.experiments.report import markdown_table
 from fishnets.inference import Measured
 
@@ -77,19 +77,9 @@ def main() -> None:
         metrics[f"fraction-of-matrix-rate/{name}"] = Metric(share, share * rate.error / rate.value)
         rows.append([name, str(candidate.members), f"{num_weights:,}", f"{rate.value / 1e6:.1f}", f"{share:.3f}"])
         print(rows[-1], file=sys.stderr, flush=True)
-    record = Record(
-        name="training-throughput",
-        preset=preset,
-        protocol="clean",
-        command="python " + " ".join(sys.argv),
-        config={name: candidate.to_dict() for name, candidate in cases.items()} | {"steps": steps},
-        seeds=[0],
-        versions=versions(),
-        hardware=hardware_name(options.device),
-        seconds=time.monotonic() - started,
-        metrics=metrics,
-    )
-    path = write_record(record, options.out, options.overwrite)
+    config = {name: candidate.to_dict() for name, candidate in cases.items()} | {"steps": steps}
+    spent, where = time.monotonic() - started, (options.device, options.out, options.overwrite, preset)
+    path = write_benchmark("training-throughput", config, metrics, spent, *where)
     header = ["network", "members", "weights", "million member-data a second", "of the matrix rate"]
     print(markdown_table(header, rows))
     print(f"matrix rate {peak.value / 1e12:.0f} TFLOP/s; recorded in {path}")

@@ -27,6 +27,7 @@ __all__ = [
     "describe_rows",
     "expect_batch",
     "expect_last_dim",
+    "expect_positive",
     "expect_square",
 ]
 
@@ -117,6 +118,13 @@ def expect_last_dim(name: str, tensor: Any, size: int, hint: str = "") -> None:
     """Raises :class:`ShapeError` unless the last dimension of ``tensor`` has ``size`` entries."""
     if tensor.ndim == 0 or tensor.shape[-1] != size:
         raise ShapeError(f"`{name}` has shape {tuple(tensor.shape)} but (..., {size}) was expected. {hint}".rstrip())
+
+
+def expect_positive(**given: Any) -> None:
+    """Raises :class:`ConfigError` unless every number is whole and at least one."""
+    for name, number in given.items():
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise ConfigError(f"`{name}` is {number!r} but a positive whole number was expected.")
 
 
 def expect_square(name: str, tensor: Any, size: int | None = None, hint: str = "") -> None:

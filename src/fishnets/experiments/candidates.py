@@ -23,6 +23,7 @@ __all__ = [
     "StudySimulator",
     "checkpoint_path",
     "expect_choices",
+    "expect_clean",
     "scaled_stairs",
     "stored_sets",
     "throughput",
@@ -162,6 +163,13 @@ def expect_choices(preset: str, protocol: str) -> None:
         raise ConfigError(
             f'preset "{preset}" with protocol "{protocol}": expected smoke, quick or paper, and clean or published.'
         )
+
+
+def expect_clean(preset: str, protocol: str, what: str) -> None:
+    """Raises :class:`ConfigError` unless both are known and nothing published is asked for: the paper has no such."""
+    expect_choices(preset, protocol)
+    if protocol != "clean":
+        raise ConfigError(f'The protocol "published" was asked for, but the paper has no {what}; use "clean".')
 
 
 def scaled_stairs(stairs: Schedule, steps: int) -> Schedule:

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fishnets.errors import ConfigError, NonFiniteLossError
-from fishnets.experiments.candidates import expect_choices
+from fishnets.errors import NonFiniteLossError
+from fishnets.experiments.candidates import expect_clean
 from fishnets.experiments.records import Metric, metric
 from fishnets.inference.efficiency import mean_with_error
 from fishnets.simulators.neighbourhoods import Neighbourhood, Neighbourhoods
@@ -80,11 +80,7 @@ def config_for(preset: str, protocol: str, seed: int = 0, device: str = "cpu") -
         >>> config_for("quick", "clean").seeds
         (0,)
     """
-    expect_choices(preset, protocol)
-    if protocol != "clean":
-        raise ConfigError(
-            'The protocol "published" was asked for, but the paper has no such experiment; use "clean".'
-        )
+    expect_clean(preset, protocol, "such experiment")
     config = Config(preset, protocol, seed=seed, device=device)
     if preset == "paper":
         return config

@@ -30,6 +30,7 @@ __all__ = [
     "record_text",
     "refuse_overwrite",
     "versions",
+    "write_benchmark",
     "write_record",
 ]
 
@@ -106,6 +107,22 @@ def write_record(record: Record, root: str | Path, overwrite: bool = False) -> P
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(record_text(record))
     return path
+
+
+def write_benchmark(
+    name: str,
+    config: Mapping[str, Any],
+    metrics: Mapping[str, Metric],
+    seconds: float,
+    device: str,
+    out: str | Path,
+    overwrite: bool = False,
+    preset: str = "paper",
+) -> Path:
+    """Writes the record of a script that was called from the command line, and returns its path."""
+    command, where = "python " + " ".join(sys.argv), hardware_name(device)
+    record = Record(name, preset, "clean", command, dict(config), [0], versions(), where, seconds, dict(metrics))
+    return write_record(record, out, overwrite)
 
 
 def record_text(record: Record) -> str:

@@ -30,8 +30,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fishnets.errors import ConfigError
-from fishnets.experiments.candidates import checkpoint_path, expect_choices
+from fishnets.experiments.candidates import checkpoint_path, expect_clean
 from fishnets.experiments.parts import remembered
 from fishnets.experiments.records import Metric
 from fishnets.experiments.robustness import LAWS, SIZES
@@ -122,11 +121,7 @@ def config_for(preset: str, protocol: str, seed: int = 0, device: str = "cpu") -
         >>> [problem.name for problem in config_for("paper", "clean").problems]
         ['gamma', 'linear', 'censored', 'normal']
     """
-    expect_choices(preset, protocol)
-    if protocol != "clean":
-        raise ConfigError(
-            'The protocol "published" was asked for, but the paper has no experiment on saturation; use "clean".'
-        )
+    expect_clean(preset, protocol, "experiment on saturation")
     sizes = ((10, 64), (100, 24), (500, 32), (2_000, 24), (10_000, 24), (100_000, 16), (1_000_000, 12))
     config = Config(preset, protocol, PROBLEMS, sizes, seed=seed, device=device)
     if preset == "paper":

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from fishnets.errors import ConfigError
-from fishnets.experiments.candidates import expect_choices
+from fishnets.experiments.candidates import expect_clean
 from fishnets.experiments.parts import remembered
 from fishnets.experiments.records import Metric, metric
 from fishnets.inference.efficiency import mean_with_error
@@ -100,11 +100,7 @@ def config_for(
     preset: str, protocol: str, seed: int = 0, device: str = "cpu", *, table: ProteinGraph
 ) -> Config:
     """The config of a preset: ``"smoke"`` (seconds), ``"quick"`` (a CPU, an hour) or ``"paper"`` (a GPU)."""
-    expect_choices(preset, protocol)
-    if protocol != "clean":
-        raise ConfigError(
-            'The protocol "published" was asked for, but the paper has no experiment with this graph; use "clean".'
-        )
+    expect_clean(preset, protocol, "experiment with this graph")
     config = Config(preset, protocol, table, seed=seed, device=device)
     if preset == "paper":
         return config

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from fishnets.algebra.gaussian import Gaussian
 from fishnets.algebra.information import Information
-from fishnets.errors import ConfigError, ConvergenceWarning
-from fishnets.experiments.candidates import checkpoint_path, expect_choices
+from fishnets.errors import ConvergenceWarning
+from fishnets.experiments.candidates import checkpoint_path, expect_clean
 from fishnets.experiments.records import Metric, metric
 from fishnets.experiments.union21 import Table, read_union21
 from fishnets.inference.efficiency import excess, mean_with_error
@@ -128,11 +128,7 @@ def config_for(preset: str, protocol: str, seed: int = 0, device: str = "cpu", *
         device: Where to compute.
         table: The real survey, from :func:`read_union21`.
     """
-    expect_choices(preset, protocol)
-    if protocol == "published":
-        raise ConfigError(
-            'protocol "published": the paper has no experiment with supernovae that could be repeated; use clean.'
-        )
+    expect_clean(preset, protocol, "experiment with supernovae that could be repeated")
     config = Config(preset, protocol, table, seed=seed, device=device)
     if preset == "paper":
         return config

@@ -27,7 +27,7 @@ from torch_geometric.nn.aggr import Aggregation
 from fishnets.algebra.cholesky import inverse_softplus
 from fishnets.algebra.information import Information
 from fishnets.algebra.packing import diagonal_positions, unpack_symmetric
-from fishnets.errors import ConfigError, DataError, ShapeError, describe_rows
+from fishnets.errors import DataError, ShapeError, describe_rows, expect_positive
 from fishnets.graphs.forms import Form, expect_form, information_rows, num_outputs
 
 __all__ = ["Aggregated", "FishnetsAggregation", "register_with_pyg"]
@@ -87,10 +87,7 @@ class FishnetsAggregation(Aggregation):  # type: ignore[misc]
         super().__init__()
         expect_form(form)
         out_channels = in_channels if out_channels is None else out_channels
-        given = {"in_channels": in_channels, "out_channels": out_channels, "num_params": num_params}
-        for name, number in given.items():
-            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-                raise ConfigError(f"`{name}` is {number!r} but a positive whole number was expected.")
+        expect_positive(in_channels=in_channels, out_channels=out_channels, num_params=num_params)
         self.in_channels, self.out_channels, self.num_params, self.form = in_channels, out_channels, num_params, form
         where: dict[str, Any] = {"device": device, "dtype": dtype}
         plain = form != "location"

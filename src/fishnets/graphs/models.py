@@ -31,7 +31,7 @@ from torch_geometric.nn.aggr import Aggregation, SoftmaxAggregation
 from torch_geometric.nn.inits import reset
 from torch_geometric.nn.resolver import aggregation_resolver
 
-from fishnets.errors import ConfigError, DataError, ShapeError, expect_last_dim
+from fishnets.errors import ConfigError, DataError, ShapeError, expect_last_dim, expect_positive
 
 __all__ = ["DeeperGCN"]
 
@@ -93,9 +93,9 @@ class DeeperGCN(nn.Module):
         pool: str | Callable[[int], Aggregation] | None = None,
     ) -> None:
         super().__init__()
-        _expect_sizes(node_dim=node_dim, num_outputs=num_outputs, hidden=hidden, num_layers=num_layers)
-        _expect_sizes(mlp_layers=mlp_layers, edge_dim=1 if edge_dim is None else edge_dim)
-        _expect_sizes(one_hot=1 if one_hot is None else one_hot)
+        expect_positive(node_dim=node_dim, num_outputs=num_outputs, hidden=hidden, num_layers=num_layers)
+        expect_positive(mlp_layers=mlp_layers, edge_dim=1 if edge_dim is None else edge_dim)
+        expect_positive(one_hot=1 if one_hot is None else one_hot)
         if norm not in NORMS:
             raise ConfigError(f'`norm` is {norm!r} but "layer" or "batch" was expected.')
         if encode_edges not in (("once",) if edge_dim is None else ("once", "each layer")):
@@ -229,12 +229,6 @@ def _repeat(make: Callable[[], Aggregation], count: int, shared: bool) -> list[A
     if len({id(aggregation) for aggregation in made}) < count:
         raise ConfigError("`aggregation` returned one instance twice. To share it, set `share_aggregation=True`.")
     return made
-
-
-def _expect_sizes(**given: int) -> None:
-    for name, number in given.items():
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise ConfigError(f"`{name}` is {number!r} but a positive whole number was expected.")
 
 
 def _expect_given(name: str, tensor: Tensor | None, knob: str, size: int | None) -> None:

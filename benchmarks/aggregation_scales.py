@@ -29,7 +29,8 @@ def aggregations() -> dict[str, Aggregation]:
         "sum": SumAggregation(),
         "softmax": SoftmaxAggregation(learn=True),
         "paper's form": FishnetsAggregation(CHANNELS, num_params=PARAMS, form="paper"),
-        "location form": FishnetsAggregation(CHANNELS, num_params=PARAMS),
+        "regression form": FishnetsAggregation(CHANNELS, num_params=PARAMS),
+        "location form": FishnetsAggregation(CHANNELS, num_params=PARAMS, form="location"),
     }
 
 
@@ -44,7 +45,7 @@ def scales(degree: int) -> dict[str, tuple[float, float]]:
         out = aggregation(x, index, dim_size=NODES)
         out.backward(torch.randn_like(out))
         assert x.grad is not None
-        found[name] = (float(out.std(0).square().mean().sqrt()), degree * float(x.grad.square().mean().sqrt()))
+        found[name] = (float(out.detach().std(0).square().mean().sqrt()), degree * float(x.grad.square().mean().sqrt()))
     return found
 
 

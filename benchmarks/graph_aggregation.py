@@ -36,9 +36,9 @@ def ways(device: str) -> dict[str, Callable[[Tensor], Tensor]]:
         "mean": lambda x: mean(x[source], target, dim_size=NODES),
         "softmax": lambda x: softmax(x[source], target, dim_size=NODES),
         "paper's form, per edge": lambda x: paper(x[source], target, dim_size=NODES),
-        "location form, per edge": lambda x: conv.information(x[source], target, dim_size=NODES),
-        "location form, per node": lambda x: conv(x, edges),
-        "location form, sparse product": lambda x: conv(x, ordered),
+        "regression form, per edge": lambda x: conv.information(x[source], target, dim_size=NODES),
+        "regression form, per node": lambda x: conv(x, edges),
+        "regression form, sparse product": lambda x: conv(x, ordered),
     }
 
 

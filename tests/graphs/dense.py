@@ -55,4 +55,5 @@ def _dense_part(row: Tensor, p: int, form: str) -> tuple[Tensor, Tensor]:
     for i in range(p):
         factor[i, i] = torch.log1p(factor[i, i].exp())
     fisher = factor @ factor.T
-    return (fisher @ vector if form == "location" else vector), fisher
+    score = {"regression": factor @ vector, "location": fisher @ vector}.get(form, vector)
+    return score, fisher

@@ -12,7 +12,7 @@ from fishnets.graphs import FishnetsAggregation
 
 __all__ = ["compare_compiled", "compiling", "edges", "every_form", "finite_gradients", "perturbed", "seeded", "small"]
 
-every_form = pytest.mark.parametrize("form", ["location", "paper", "legacy"])
+every_form = pytest.mark.parametrize("form", ["regression", "location", "paper", "legacy"])
 compiling = pytest.mark.filterwarnings("ignore:`torch._prims_common.check` is deprecated:FutureWarning")
 
 

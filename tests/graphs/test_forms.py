@@ -11,7 +11,7 @@ from fishnets.algebra import unpack_symmetric
 from fishnets.errors import ConfigError, ShapeError
 from fishnets.graphs.forms import expect_form, information_rows, num_outputs
 
-FORMS = ("location", "paper", "legacy")
+FORMS = ("regression", "location", "paper", "legacy")
 every_form = pytest.mark.parametrize("form", FORMS)
 SOLVED = {torch.float64: {"rtol": 1e-8, "atol": 1e-8}, torch.float32: {"rtol": 1e-2, "atol": 1e-3}}  # ill-conditioned
 
@@ -60,6 +60,15 @@ def test_summed_locations_are_a_precision_weighted_mean(generator, device, dtype
     torch.testing.assert_close(torch.linalg.solve(fisher, score), mean.to(dtype), **SOLVED[dtype])
 
 
+def test_responses_are_solved_by_least_squares(generator, device, dtype) -> None:
+    """Seven messages are 21 equations L^T z = a in three unknowns."""
+    raw = torch.randn(7, num_outputs(3), generator=generator, device=device, dtype=dtype)
+    score, fisher = split(information_rows(raw, 3, "regression").sum(0), 3)
+    design = torch.linalg.cholesky(dense_parts(raw, 3, "regression")[1]).mT.flatten(0, 1)
+    solution = torch.linalg.lstsq(design, raw.double()[:, :3].flatten()).solution
+    torch.testing.assert_close(torch.linalg.solve(fisher, score), solution.to(dtype), **SOLVED[dtype])
+
+
 @pytest.mark.parametrize("form", ["paper", "legacy"])
 def test_the_papers_score_is_the_vector_itself(form, generator, device, dtype) -> None:
     raw = torch.randn(7, num_outputs(3), generator=generator, device=device, dtype=dtype)
@@ -71,7 +80,7 @@ def test_the_factor_is_lower_triangular_but_for_the_legacy_fill() -> None:
     raw = torch.cat([torch.zeros(3), torch.arange(1.0, 7.0)]).double()
     triangle = softplus_diagonal([[1, 0, 0], [2, 3, 0], [4, 5, 6]])
     square = softplus_diagonal([[4, 5, 6], [6, 5, 4], [3, 2, 1]])
-    for form, factor in (("location", triangle), ("paper", triangle), ("legacy", square)):
+    for form, factor in (("regression", triangle), ("location", triangle), ("paper", triangle), ("legacy", square)):
         torch.testing.assert_close(split(information_rows(raw, 3, form), 3)[1], factor @ factor.T)
 
 
@@ -97,7 +106,7 @@ def test_numbers_per_message(p: int, number: int) -> None:
 def test_an_unknown_form_is_refused_by_name() -> None:
     for form in FORMS:
         expect_form(form)
-    with pytest.raises(ConfigError, match=r'^`form` is \'papr\' but "location", "paper" or "legacy" was expected\.$'):
+    with pytest.raises(ConfigError, match=r'^`form` is \'papr\' but "regression", "location", "paper" or "legacy" was expected\.$'):
         expect_form("papr")
 
 

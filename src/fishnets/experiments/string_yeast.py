@@ -63,7 +63,7 @@ class Config:
     learning_rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2)
     tuning_epochs: int = 100
     epochs: int = 350
-    seconds: float = 25.0
+    seconds: float = 10.0
     seeds: tuple[int, ...] = (0, 1, 2)
     seed: int = 0
     device: str = "cpu"

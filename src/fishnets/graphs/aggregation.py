@@ -60,8 +60,9 @@ class FishnetsAggregation(Aggregation):  # type: ignore[misc]
         in_channels: Width of a message.
         out_channels: Width of the output; that of a message by default, as most convolutions expect.
         num_params: Number of latent parameters p; a message is turned into p + p(p+1)/2 numbers.
-        form: ``"location"``, or ``"paper"`` for the paper's: scores, a fixed prior of one, and no log-information;
-            ``"legacy"`` for parity with the authors' public code.
+        form: What a message's outputs mean (:mod:`fishnets.graphs.forms`): ``"regression"`` or ``"location"``;
+            ``"paper"`` for the paper's, with scores, a fixed prior of one, and no log-information; ``"legacy"`` for
+            parity with the authors' public code.
         device: Device of the parameters.
         dtype: Precision of the parameters.
 
@@ -80,7 +81,7 @@ class FishnetsAggregation(Aggregation):  # type: ignore[misc]
         out_channels: int | None = None,
         num_params: int = 8,
         *,
-        form: Form = "location",
+        form: Form = "regression",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -90,7 +91,7 @@ class FishnetsAggregation(Aggregation):  # type: ignore[misc]
         expect_positive(in_channels=in_channels, out_channels=out_channels, num_params=num_params)
         self.in_channels, self.out_channels, self.num_params, self.form = in_channels, out_channels, num_params, form
         where: dict[str, Any] = {"device": device, "dtype": dtype}
-        plain = form != "location"
+        plain = form in ("paper", "legacy")
         self.lin_in = nn.Linear(in_channels, num_outputs(num_params), **where)
         self.lin_out = nn.Linear(num_params if plain else 2 * num_params, out_channels, bias=plain, **where)
         self.log_prior = None if plain else nn.Parameter(torch.empty(num_params, **where))
@@ -250,7 +251,7 @@ class FishnetsAggregation(Aggregation):  # type: ignore[misc]
             )
 
     def __repr__(self) -> str:
-        form = "" if self.form == "location" else f", form='{self.form}'"
+        form = "" if self.form == "regression" else f", form='{self.form}'"
         return f"FishnetsAggregation({self.in_channels}, {self.out_channels}, num_params={self.num_params}{form})"
 
 

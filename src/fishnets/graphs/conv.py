@@ -54,7 +54,7 @@ class FishnetsConv(MessagePassing):  # type: ignore[misc]
         num_params: int = 8,
         *,
         edge_dim: int | None = None,
-        form: Form = "location",
+        form: Form = "regression",
     ) -> None:
         super().__init__(aggr="sum")
         sources, targets = (in_channels, in_channels) if isinstance(in_channels, int) else in_channels

@@ -3,8 +3,9 @@ r"""Forms: what the outputs of a message's linear layer say about its score and 
 A message has :math:`p + p(p+1)/2` outputs: a vector :math:`a` of p, and the entries of a factor :math:`L` with
 :math:`F = L L^\top`.
 
-* ``"location"``: the vector is a location, :math:`t = F a`. Summed and solved, messages give a precision-weighted mean,
-  which has the scale of the locations at any degree.
+* ``"regression"``: the vector is a response, :math:`t = L a`. A message states p equations
+  :math:`L^\top z = a` about the node, and the estimate is their solution by least squares, at any degree.
+* ``"location"``: the vector is a location, :math:`t = F a`. The estimate is a precision-weighted mean of locations.
 * ``"paper"``: the vector is the score itself, :math:`t = a` (paper, section 3.3).
 * ``"legacy"``: as the paper's, with the fill of the authors' public code, which puts the entries of the factor into
   both triangles: :math:`L` is then a square matrix without structure. For parity of numbers only.
@@ -24,7 +25,7 @@ from fishnets.errors import ConfigError, expect_last_dim
 
 __all__ = ["Form", "expect_form", "information_rows", "num_outputs"]
 
-Form = Literal["location", "paper", "legacy"]
+Form = Literal["regression", "location", "paper", "legacy"]
 
 
 def num_outputs(num_params: int) -> int:
@@ -40,10 +41,10 @@ def num_outputs(num_params: int) -> int:
 def expect_form(form: str) -> None:
     """Raises :class:`ConfigError` for a form that does not exist."""
     if form not in get_args(Form):
-        raise ConfigError(f'`form` is {form!r} but "location", "paper" or "legacy" was expected.')
+        raise ConfigError(f'`form` is {form!r} but "regression", "location", "paper" or "legacy" was expected.')
 
 
-def information_rows(raw: Tensor, num_params: int, form: Form = "location") -> Tensor:
+def information_rows(raw: Tensor, num_params: int, form: Form = "regression") -> Tensor:
     r"""Turns the outputs of a linear layer into rows of information, which may be scaled and summed.
 
     Args:
@@ -61,10 +62,12 @@ def information_rows(raw: Tensor, num_params: int, form: Form = "location") -> T
     expect_last_dim("raw", raw, num_outputs(num_params))
     vector, entries = raw[..., :num_params], raw[..., num_params:]
     factor = _unmasked_factor(entries, num_params) if form == "legacy" else factor_from_raw(entries, num_params)
-    score = vector
+    score = vector.unsqueeze(-1)
     if form == "location":
-        score = (factor @ (factor.mT @ vector.unsqueeze(-1))).squeeze(-1)
-    return torch.cat([score, pack_symmetric(factor @ factor.mT)], dim=-1)
+        score = factor.mT @ score
+    if form in ("regression", "location"):
+        score = factor @ score
+    return torch.cat([score.squeeze(-1), pack_symmetric(factor @ factor.mT)], dim=-1)
 
 
 def _unmasked_factor(entries: Tensor, num_params: int) -> Tensor:

@@ -11,10 +11,10 @@ import pytest
 import torch
 from tests.graphs.folders import NODES, protein_folder
 
-from fishnets.errors import ConfigError
+from fishnets.errors import ConfigError, NonFiniteLossError
 from fishnets.experiments import EXPERIMENTS, string_yeast
 from fishnets.experiments.graph_pages import string_yeast_page
-from fishnets.experiments.records import Record, versions, write_record
+from fishnets.experiments.records import Metric, Record, versions, write_record
 from fishnets.experiments.string_yeast import METHODS, ProteinGraph, Result, config_for, read_graph, run
 
 
@@ -59,7 +59,7 @@ def test_the_config_can_be_written_as_json(graph: ProteinGraph) -> None:
 def test_every_aggregation_is_measured_at_both_budgets(result: Result) -> None:
     for method in result.config.methods:
         for kind in ("epochs", "time"):
-            for name in ("loss", "valid_auc", "test_auc"):
+            for name in ("loss", "loss_with_dropout", "valid_auc", "test_auc"):
                 entry = result.metrics[f"{name}/{method}/equal-{kind}"]
                 assert math.isfinite(entry.value)
                 assert entry.error >= 0
@@ -83,6 +83,26 @@ def test_a_run_continues_from_its_parts_and_leaves_the_global_generator_alone(
     assert run(config, tmp_path).metrics == first.metrics
     with pytest.raises(AssertionError, match="measured again"):
         run(replace(config, hidden=9), tmp_path)
+
+
+def test_a_rate_that_diverges_loses_the_tuning(graph: ProteinGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(config_for("smoke", "clean", table=graph), methods=("sum",), learning_rates=(1e-2, 1e3))
+    trained = string_yeast._Study._trained
+
+    def diverging(study: string_yeast._Study, method: str, rate: float, *rest: int) -> dict[str, Metric]:
+        if rate >= config.learning_rates[-1]:
+            raise NonFiniteLossError("The loss became nan.")
+        return trained(study, method, rate, *rest)
+
+    monkeypatch.setattr(string_yeast._Study, "_trained", diverging)
+    metrics = run(config).metrics
+    assert metrics["learning-rate/sum"].value == 1e-2
+    assert [name for name in metrics if name.startswith("tuning/")] == [
+        "tuning/sum/rate=0.01/loss",
+        "tuning/sum/rate=0.01/valid_auc",
+    ]
+    with pytest.raises(NonFiniteLossError, match=r"^sum diverges at every rate of \(1000\.0,\)\.$"):
+        run(replace(config, learning_rates=(1e3,)))
 
 
 def test_every_named_aggregation_can_be_made(graph: ProteinGraph) -> None:

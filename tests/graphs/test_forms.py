@@ -106,7 +106,8 @@ def test_numbers_per_message(p: int, number: int) -> None:
 def test_an_unknown_form_is_refused_by_name() -> None:
     for form in FORMS:
         expect_form(form)
-    with pytest.raises(ConfigError, match=r'^`form` is \'papr\' but "regression", "location", "paper" or "legacy" was expected\.$'):
+    names = '"regression", "location", "paper" or "legacy"'
+    with pytest.raises(ConfigError, match=rf"^`form` is 'papr' but {names} was expected\.$"):
         expect_form("papr")
 
 

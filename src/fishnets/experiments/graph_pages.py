@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fishnets.experiments.report import MADE, facts_of, format_metric, markdown_table, records_of
+from fishnets.experiments.string_yeast import MEASURES
 
 __all__ = ["neighbourhoods_page", "string_yeast_page"]
 
@@ -60,11 +61,11 @@ def string_yeast_page(root: str | Path) -> str:
         rows = []
         for kind in ("epochs", "time"):
             for method in config["methods"]:
-                names = [f"{name}/{method}/equal-{kind}" for name in ("loss", "valid_auc", "test_auc")]
+                names = [f"{name}/{method}/equal-{kind}" for name in MEASURES]
                 cost = [f"{metrics[f'{what}/{method}/equal-{kind}'].value:.0f}" for what in ("epochs", "seconds")]
                 rate = f"{metrics[f'learning-rate/{method}'].value:g}"
                 rows.append([f"equal {kind}", method, *[format_metric(metrics[name]) for name in names], *cost, rate])
-        header = ["budget", "aggregation", "training loss", "validation ROC-AUC", "test ROC-AUC"]
+        header = ["budget", "aggregation", "training loss", "with dropout", "validation ROC-AUC", "test ROC-AUC"]
         parts += [markdown_table([*header, "epochs", "seconds", "rate"], rows), ""]
         parts += [f"![{path.name}]({path.name})" for path in sorted(folder.glob(f"{record.stem}-*.png"))] + [""]
     return "\n".join([*parts, "Notes on these records: [all records](../README.md).", ""])

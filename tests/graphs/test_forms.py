@@ -91,8 +91,9 @@ def test_the_legacy_fill_of_two_parameters() -> None:
 
 
 @every_form
-def test_gradients_of_first_and_second_order(form, generator) -> None:
-    raw = torch.randn(3, num_outputs(2), generator=generator, dtype=torch.float64, requires_grad=True)
+def test_gradients_of_first_and_second_order(form, generator, device) -> None:
+    options = {"generator": generator, "device": device, "dtype": torch.float64, "requires_grad": True}
+    raw = torch.randn(3, num_outputs(2), **options)
     with torch.random.fork_rng():  # the checks draw directions
         assert torch.autograd.gradcheck(lambda raw: information_rows(raw, 2, form), raw)
         assert torch.autograd.gradgradcheck(lambda raw: information_rows(raw, 2, form), raw)

@@ -66,8 +66,8 @@ class Config:
     dropout: float = 0.3
     learning_rates: tuple[float, ...] = (3e-3, 1e-2, 3e-2)
     tuning_epochs: int = 100
-    epochs: int = 300
-    seconds: float = 10.0
+    epochs: int = 250
+    seconds: float = 8.0
     seeds: tuple[int, ...] = (0, 1, 2)
     seed: int = 0
     device: str = "cpu"

@@ -89,7 +89,7 @@ def test_every_method_is_measured_on_every_law_with_its_error(result: Result) ->
         assert metrics[f"learning-rate/{method}"].value in result.config.learning_rates
         assert metrics[f"seconds/training/{method}"].value > 0
         assert metrics[f"weights/{method}"].value > 0
-    assert len(metrics) == len(result.config.methods) * (2 * len(LAWS) + 3)
+    assert len(metrics) == len(result.config.methods) * (3 * len(LAWS) + 3)
     assert metrics["weights/fishnets"].value > metrics["weights/mean"].value
     assert result.seconds > 0
 

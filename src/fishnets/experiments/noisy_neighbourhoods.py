@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from fishnets.errors import NonFiniteLossError
 from fishnets.experiments.candidates import expect_clean
+from fishnets.experiments.parts import remembered
 from fishnets.experiments.records import Metric, metric
 from fishnets.inference.efficiency import mean_with_error
 from fishnets.simulators.neighbourhoods import Neighbourhood, Neighbourhoods
@@ -74,11 +76,11 @@ class Result:
 
 
 def config_for(preset: str, protocol: str, seed: int = 0, device: str = "cpu") -> Config:
-    """The config of a preset: ``"smoke"`` (seconds), ``"quick"`` (two CPU cores, minutes) or ``"paper"`` (a GPU).
+    """The config of a preset: ``"smoke"`` (seconds), ``"quick"`` (a CPU core, an hour) or ``"paper"`` (a GPU).
 
     Example:
         >>> config_for("quick", "clean").seeds
-        (0,)
+        (0, 1, 2)
     """
     expect_clean(preset, protocol, "such experiment")
     config = Config(preset, protocol, seed=seed, device=device)
@@ -93,7 +95,6 @@ def config_for(preset: str, protocol: str, seed: int = 0, device: str = "cpu") -
         validation_nodes=5_000,
         test_nodes=(20_000, 2_000, 20_000),
         num_params=4,
-        seeds=(0,),
     )
     if preset == "quick":
         return quick
@@ -117,57 +118,73 @@ def run(config: Config, checkpoints: Path | None = None, progress: bool | None =
 
     Args:
         config: What to do.
-        checkpoints: Unused: a run is short.
+        checkpoints: Folder for finished trainings, from which an interrupted run continues.
         progress: Unused: there is nothing to show but the end.
 
     Returns:
         Metrics.
     """
-    started, metrics = time.monotonic(), dict[str, Metric]()
-    tests = {
-        law: _graph(config, simulator, nodes, 10 + i)
-        for i, ((law, simulator), nodes) in enumerate(zip(LAWS.items(), config.test_nodes, strict=True))
-    }
+    study = _Study(config, checkpoints)
+    metrics: dict[str, Metric] = {}
     for method in config.methods:
-        metrics |= _measured(config, method, tests)
-    return Result(config, metrics, time.monotonic() - started)
+        metrics |= study.of(method)
+    return Result(config, metrics, study.seconds)
 
 
-def _measured(config: Config, method: str, tests: dict[str, Neighbourhood]) -> dict[str, Metric]:
-    """One aggregation: its rate, its cost, and its errors over the bound as a mean over seeds."""
-    validation = _graph(config, LAWS["train"], config.validation_nodes, 1)
-    errors = {rate: _tuning_error(config, method, rate, validation) for rate in config.learning_rates}
-    rate = min(errors, key=lambda one: errors[one])
-    found: dict[str, list[float]] = {law: [] for law in tests}
-    noise: dict[str, list[float]] = {law: [] for law in tests}
-    seconds = []
-    for seed in config.seeds:
-        model, spent, weights = _trained(config, method, rate, config.steps, seed)
-        seconds.append(spent)
-        for law, graph in tests.items():
-            ratio = graph.mse_over_bound(_estimate(model, graph))
-            found[law].append(ratio.value)
-            noise[law].append(ratio.error)
-    metrics = {}
-    for law in tests:
-        values = torch.tensor(found[law], dtype=torch.float64)
-        one = mean_with_error(values)  # over seeds, where there are several
-        single = Metric(found[law][0], noise[law][0], bound=1.0)
-        metrics[f"mse_over_bound/{method}/{law}"] = metric(one, bound=1.0) if len(values) > 1 else single
-        metrics[f"mse_over_bound-test-noise/{method}/{law}"] = Metric(max(noise[law]), 0.0)
-    metrics[f"learning-rate/{method}"] = Metric(rate, 0.0)
-    metrics[f"seconds/training/{method}"] = Metric(sum(seconds) / len(seconds), 0.0)
-    metrics[f"weights/{method}"] = Metric(float(weights), 0.0)
-    return metrics
+class _Study:
+    """The graphs of validation and test, and what is measured on them."""
 
+    def __init__(self, config: Config, checkpoints: Path | None) -> None:
+        self.config, self.checkpoints, self.seconds = config, checkpoints, 0.0
+        self.validation = _graph(config, LAWS["train"], config.validation_nodes, 1)
+        self.tests = {
+            law: _graph(config, simulator, nodes, 10 + i)
+            for i, ((law, simulator), nodes) in enumerate(zip(LAWS.items(), config.test_nodes, strict=True))
+        }
 
-def _tuning_error(config: Config, method: str, rate: float, validation: Neighbourhood) -> float:
-    """Squared error on validation nodes after a short run; infinite where it diverges."""
-    try:
-        model, _, _ = _trained(config, method, rate, config.tuning_steps, config.seeds[0])
-    except NonFiniteLossError:
-        return math.inf
-    return float((_estimate(model, validation) - validation.theta).square().mean())
+    def of(self, method: str) -> dict[str, Metric]:
+        """One aggregation: its rate, its cost, and its errors over the bound as a mean over seeds."""
+        config = self.config
+        errors = {rate: self._tuning_error(method, rate) for rate in config.learning_rates}
+        rate = min(errors, key=lambda one: errors[one])
+        runs = [self._part(method, rate, config.steps, seed) for seed in config.seeds]
+        metrics = {}
+        for law in self.tests:
+            values = torch.tensor([one[law].value for one in runs], dtype=torch.float64)
+            several = metric(mean_with_error(values), bound=1.0)  # the error is that of seeds
+            metrics[f"mse_over_bound/{method}/{law}"] = several if len(runs) > 1 else runs[0][law]
+            metrics[f"mse_over_bound-worst/{method}/{law}"] = Metric(float(values.max()), 0.0, bound=1.0)
+            noise = max(one[law].error for one in runs)
+            metrics[f"mse_over_bound-test-noise/{method}/{law}"] = Metric(noise, 0.0)
+        seconds = sum(one["seconds"].value for one in runs) / len(runs)
+        cost = {f"seconds/training/{method}": Metric(seconds, 0.0), f"weights/{method}": runs[0]["weights"]}
+        return metrics | cost | {f"learning-rate/{method}": Metric(rate, 0.0)}
+
+    def _tuning_error(self, method: str, rate: float) -> float:
+        """Squared error on validation nodes after a short run; infinite where it diverges."""
+        try:
+            return self._part(method, rate, self.config.tuning_steps, self.config.seeds[0])["validation"].value
+        except NonFiniteLossError:
+            return math.inf
+
+    def _part(self, method: str, rate: float, steps: int, seed: int) -> dict[str, Metric]:
+        chosen = {"methods": None, "learning_rates": None, "tuning_steps": None, "seeds": None}
+        depends = self.config.to_dict() | chosen | {"method": method, "rate": rate, "steps": steps, "run": seed}
+        name = f"{method}-{rate:g}-{steps}-{seed}"
+        found, seconds = remembered(
+            self.checkpoints, name, depends, partial(self._measured, method, rate, steps, seed)
+        )
+        self.seconds += seconds
+        return found
+
+    def _measured(self, method: str, rate: float, steps: int, seed: int) -> dict[str, Metric]:
+        """One training: its cost, its error on validation nodes and those on test nodes over the bound."""
+        model, seconds, weights = _trained(self.config, method, rate, steps, seed)
+        error = (_estimate(model, self.validation) - self.validation.theta).square().mean()
+        found = {law: graph.mse_over_bound(_estimate(model, graph)) for law, graph in self.tests.items()}
+        metrics = {law: Metric(ratio.value, ratio.error, bound=1.0) for law, ratio in found.items()}
+        cost = {"seconds": Metric(seconds, 0.0), "weights": Metric(float(weights), 0.0)}
+        return metrics | cost | {"validation": Metric(float(error), 0.0)}
 
 
 def _trained(config: Config, method: str, rate: float, steps: int, seed: int) -> tuple[Any, float, int]:

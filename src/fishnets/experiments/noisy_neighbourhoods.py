@@ -38,7 +38,7 @@ LAWS = {
     "degree-x20": Neighbourhoods(degree=(20, 600)),
     "noise-shift": Neighbourhoods(noise="shifted"),
 }
-METHODS = ("fishnets", "fishnets-location", "fishnets-paper", "sum", "mean", "max", "softmax", "pna")
+METHODS = ("fishnets", "fishnets-paper", "sum", "mean", "max", "softmax", "pna")
 
 
 @dataclass(frozen=True)

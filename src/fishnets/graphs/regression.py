@@ -23,7 +23,6 @@ __all__ = ["AGGREGATIONS", "NodeRegressor", "make_aggregation"]
 Maker = Callable[[int, Tensor, int], aggr.Aggregation]
 AGGREGATIONS: dict[str, Maker] = {
     "fishnets": lambda width, degrees, p: FishnetsAggregation(width, num_params=p),
-    "fishnets-location": lambda width, degrees, p: FishnetsAggregation(width, num_params=p, form="location"),
     "fishnets-paper": lambda width, degrees, p: FishnetsAggregation(width, num_params=p, form="paper"),
     "sum": lambda width, degrees, p: aggr.SumAggregation(),
     "mean": lambda width, degrees, p: aggr.MeanAggregation(),

@@ -13,12 +13,13 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fishnets.experiments.noisy_neighbourhoods import LAWS, config_for, run
-from fishnets.experiments.records import write_benchmark
+from fishnets.experiments.records import Metric, write_benchmark
 from fishnets.experiments.report import format_metric, markdown_table
 from fishnets.graphs import FishnetsAggregation
 from fishnets.graphs.regression import AGGREGATIONS
@@ -64,7 +65,7 @@ def same(made: FishnetsAggregation) -> FishnetsAggregation:
 
 
 Change = Callable[[FishnetsAggregation], FishnetsAggregation]
-VARIANTS: dict[str, tuple[dict[str, object], Change]] = {
+VARIANTS: dict[str, tuple[dict[str, Any], Change]] = {
     "default": ({}, same),
     "location form": ({"form": "location"}, same),
     "paper's form": ({"form": "paper"}, same),
@@ -77,7 +78,7 @@ VARIANTS: dict[str, tuple[dict[str, object], Change]] = {
 }
 
 
-def maker(options: dict[str, object], change: Change) -> Callable[[int, Tensor, int], FishnetsAggregation]:
+def maker(options: dict[str, Any], change: Change) -> Callable[[int, Tensor, int], FishnetsAggregation]:
     """What makes an aggregation for a width, degrees and a number of latent parameters."""
 
     def make(width: int, degrees: Tensor, num_params: int) -> FishnetsAggregation:
@@ -97,7 +98,7 @@ def main() -> None:
     AGGREGATIONS.update({name: maker(*variant) for name, variant in VARIANTS.items()})
     base = config_for("quick", "clean", device=options.device)
     config = replace(base, learning_rates=(RATE,), tuning_steps=1, methods=tuple(VARIANTS))
-    metrics = {}
+    metrics: dict[str, Metric] = {}
     for name in VARIANTS:
         metrics |= run(replace(config, methods=(name,))).metrics
         print(f"{name}: done after {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)

@@ -514,10 +514,11 @@ def test_nodes_that_do_not_exist_are_refused() -> None:
         aggregation(x, index, dim_size=3)
     with pytest.raises(RuntimeError, match=r"index -1 is out of bounds for dimension 0 with size 5"):
         aggregation(x, index - 1, dim_size=NODES)
-    with pytest.raises(RuntimeError, match=r"index 4 is out of bounds for dimension 0 with size 3"):
+    with pytest.raises(DataError, match=r"^`index` goes up to 4 but `dim_size` is 3\.$"):
         aggregation.inspect(x, index, dim_size=3)
-    with pytest.raises(RuntimeError, match=r"Number of indices \(10\) should be equal to source\.size\(dim\): \(11\)"):
-        aggregation(x, index[1:], dim_size=NODES)
+    for call in (aggregation, aggregation.inspect):
+        with pytest.raises(ShapeError, match=r"^`index` has shape \(10,\) but there are 11 messages, each with one node;"):
+            call(x, index[1:], dim_size=NODES)
 
 
 def test_bounds_that_do_not_fit_are_refused() -> None:

@@ -425,7 +425,7 @@ def test_printing() -> None:
     ("edge_dim", "given", "text"),
     [
         (2, None, r"^FishnetsConv\(8, 5, num_params=3\) was made with edge_dim=2 but no edge features were given\.$"),
-        (None, 2, r"^FishnetsConv\(8, 5, num_params=3\) was made with edge_dim=None but edge features were given\.$"),
+        (None, 2, r"^FishnetsConv\(8, 5, num_params=3\) was made with edge_dim=None but edge features were given\. "),
     ],
 )
 def test_edge_features_missing_or_superfluous(edge_dim, given, text, make, x, edge_index) -> None:

@@ -184,6 +184,8 @@ class FishnetsAggregation(Aggregation):  # type: ignore[misc]
             index = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
         size = _num_groups(index, ptr, dim_size)
         rows, group = self._weighted(x, weight, 0), _index(index, ptr, x.shape[0])
+        if group.numel() and int(group.max()) >= size:
+            raise DataError(f"`index` goes up to {int(group.max())} but `dim_size` is {size}.")
         total, p = self._sum(rows, index, ptr, size, 0), self.num_params
         score, fisher = total[:, :p], unpack_symmetric(total[:, p:])
         count = torch.zeros(size, dtype=torch.int64, device=x.device).index_add(0, group, torch.ones_like(group))
@@ -295,6 +297,11 @@ def _precise(values: Tensor) -> Tensor:
 
 def _index(index: Tensor | None, ptr: Tensor | None, num_messages: int) -> Tensor:
     if index is not None:
+        if index.shape != (num_messages,):
+            raise ShapeError(
+                f"`index` has shape {tuple(index.shape)} but there are {num_messages} messages, each with one node; "
+                "give messages, such as `x[edge_index[0]]`, not nodes."
+            )
         return index
     assert ptr is not None
     if not torch.compiler.is_compiling() and int(ptr[-1]) != num_messages:

@@ -123,7 +123,8 @@ class FishnetsConv(MessagePassing):  # type: ignore[misc]
     def _expect_edges(self, edge_index: Tensor, edge_attr: Tensor | None, edge_weight: Tensor | None) -> None:
         if (edge_attr is None) != (self.edge_dim is None):
             given = "no edge features" if edge_attr is None else "edge features"
-            raise ConfigError(f"{self!r} was made with edge_dim={self.edge_dim} but {given} were given.")
+            hint = "" if edge_attr is None else " Weights go to `edge_weight`."
+            raise ConfigError(f"{self!r} was made with edge_dim={self.edge_dim} but {given} were given.{hint}")
         sparse = is_sparse(edge_index)
         if sparse and edge_weight is not None:
             raise ConfigError("A sparse adjacency carries its own weights; leave `edge_weight` out.")

@@ -97,7 +97,7 @@ def main() -> None:
     started = time.monotonic()
     AGGREGATIONS.update({name: maker(*variant) for name, variant in VARIANTS.items()})
     base = config_for("quick", "clean", device=options.device)
-    config = replace(base, learning_rates=(RATE,), tuning_steps=1, methods=tuple(VARIANTS))
+    config = replace(base, learning_rates=(RATE,), tuning_steps=1, seeds=(0,), methods=tuple(VARIANTS))
     metrics: dict[str, Metric] = {}
     for name in VARIANTS:
         metrics |= run(replace(config, methods=(name,))).metrics

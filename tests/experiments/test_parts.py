@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fishnets.experiments.parts import remembered
+from fishnets.experiments.parts import Parts
 from fishnets.experiments.records import Metric
 
 
@@ -21,25 +21,25 @@ def test_a_part_is_measured_once_for_a_config(tmp_path: Path) -> None:
         calls.append(1)
         return metrics
 
-    folder = tmp_path / "parts"
-    first, seconds = remembered(folder, "one", {"steps": (1, 2)}, measure)
-    again, said = remembered(folder, "one", {"steps": [1, 2]}, measure)  # as JSON, tuples are lists
+    parts, later = Parts(tmp_path / "parts"), Parts(tmp_path / "parts")
+    first = parts.measured("one", {"steps": (1, 2)}, measure)
+    again = later.measured("one", {"steps": [1, 2]}, measure)  # as JSON, tuples are lists
     assert first == again == metrics
-    assert said == seconds >= 0
+    assert later.seconds == parts.seconds >= 0
     assert len(calls) == 1
-    remembered(folder, "one", {"steps": [1, 3]}, measure)
-    remembered(folder, "two", {"steps": [1, 3]}, measure)
+    parts.measured("one", {"steps": [1, 3]}, measure)
+    parts.measured("two", {"steps": [1, 3]}, measure)
     assert len(calls) == 3
 
 
 def test_nothing_is_kept_without_a_folder() -> None:
     calls, metrics = counted()
     for _ in range(2):
-        remembered(None, "one", {}, lambda: calls.append(1) or metrics)
+        Parts(None).measured("one", {}, lambda: calls.append(1) or metrics)
     assert len(calls) == 2
 
 
 def test_a_part_that_fails_is_not_kept(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
-        remembered(tmp_path, "one", {}, lambda: {"x": Metric(1 / 0, 0.0)})
+        Parts(tmp_path).measured("one", {}, lambda: {"x": Metric(1 / 0, 0.0)})
     assert not list(tmp_path.iterdir())

@@ -86,7 +86,7 @@ def test_a_run_continues_from_what_it_has_remembered(tmp_path: Path, result: Res
     for kind, other in (("refined", replace(config, seed=5)), ("plain", config)):
         saturation._Study(other, config.problems[0], tmp_path, False).remembered("part", kind, measure)
     assert len(calls) == 3
-    assert study.seconds > 0
+    assert study.parts.seconds > 0
 
 
 def test_the_figure_and_the_page_show_every_problem(tmp_path: Path, result: Result) -> None:

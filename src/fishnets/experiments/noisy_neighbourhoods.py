@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fishnets.errors import NonFiniteLossError
 from fishnets.experiments.candidates import expect_clean
-from fishnets.experiments.parts import remembered
+from fishnets.experiments.parts import Parts
 from fishnets.experiments.records import Metric, metric
 from fishnets.inference.efficiency import mean_with_error
 from fishnets.simulators.neighbourhoods import Neighbourhood, Neighbourhoods
@@ -128,14 +128,14 @@ def run(config: Config, checkpoints: Path | None = None, progress: bool | None =
     metrics: dict[str, Metric] = {}
     for method in config.methods:
         metrics |= study.of(method)
-    return Result(config, metrics, study.seconds)
+    return Result(config, metrics, study.parts.seconds)
 
 
 class _Study:
     """The graphs of validation and test, and what is measured on them."""
 
     def __init__(self, config: Config, checkpoints: Path | None) -> None:
-        self.config, self.checkpoints, self.seconds = config, checkpoints, 0.0
+        self.config, self.parts = config, Parts(checkpoints)
         self.validation = _graph(config, LAWS["train"], config.validation_nodes, 1)
         self.tests = {
             law: _graph(config, simulator, nodes, 10 + i)
@@ -171,11 +171,7 @@ class _Study:
         chosen = {"methods": None, "learning_rates": None, "tuning_steps": None, "seeds": None}
         depends = self.config.to_dict() | chosen | {"method": method, "rate": rate, "steps": steps, "run": seed}
         name = f"{method}-{rate:g}-{steps}-{seed}"
-        found, seconds = remembered(
-            self.checkpoints, name, depends, partial(self._measured, method, rate, steps, seed)
-        )
-        self.seconds += seconds
-        return found
+        return self.parts.measured(name, depends, partial(self._measured, method, rate, steps, seed))
 
     def _measured(self, method: str, rate: float, steps: int, seed: int) -> dict[str, Metric]:
         """One training: its cost, its error on validation nodes and those on test nodes over the bound."""

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from fishnets.experiments.candidates import checkpoint_path, expect_clean
-from fishnets.experiments.parts import remembered
+from fishnets.experiments.parts import Parts
 from fishnets.experiments.records import Metric
 from fishnets.experiments.robustness import LAWS, SIZES
 from fishnets.experiments.saturation_measures import Tested, compared, said
@@ -176,7 +176,7 @@ def run(config: Config, checkpoints: Path | None = None, progress: bool | None =
                 size = SIZES[law] if config.preset != "smoke" else 30
                 shifted = replace(LAWS[law], features="log")
                 metrics |= study.measured(f"linear-{law}", shifted, size, number)
-        seconds += study.seconds
+        seconds += study.parts.seconds
     return Result(config, metrics, seconds)
 
 
@@ -216,7 +216,7 @@ class _Study:
         self.config, self.problem, self.checkpoints, self.progress = config, problem, checkpoints, progress
         self.simulator = simulator_of(problem.name)
         self.models: dict[str, Fishnet] = {}
-        self.seconds = 0.0  # over all starts
+        self.parts = Parts(checkpoints)
 
     def training(self) -> dict[str, Metric]:
         """Trains both models, unless an earlier start has, and says what it took."""
@@ -329,9 +329,7 @@ class _Study:
 
     def remembered(self, name: str, kind: str, measure: Callable[[], dict[str, Metric]]) -> dict[str, Metric]:
         """What was measured of one kind of network, now or in an interrupted run of the same config."""
-        found, seconds = remembered(self.checkpoints, f"{name}-{kind}", self._config_of(kind), measure)
-        self.seconds += seconds
-        return found
+        return self.parts.measured(f"{name}-{kind}", self._config_of(kind), measure)
 
     def _config_of(self, kind: str) -> dict[str, Any]:
         """The config as far as this problem and this kind of network depend on it."""

@@ -27,7 +27,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from fishnets.errors import ConfigError, NonFiniteLossError
 from fishnets.experiments.candidates import expect_clean
-from fishnets.experiments.parts import remembered
+from fishnets.experiments.parts import Parts
 from fishnets.experiments.records import Metric, metric
 from fishnets.inference.efficiency import mean_with_error
 
@@ -35,7 +35,6 @@ __all__ = ["MEASURES", "METHODS", "Config", "ProteinGraph", "Result", "config_fo
 
 METHODS = ("fishnets", "naive", "softmax", "sum")
 MEASURES = ("loss", "loss_with_dropout", "valid_auc", "test_auc")
-
 LAST = 10  # epochs that the loss with dropout is a mean of
 
 
@@ -139,14 +138,14 @@ def run(config: Config, checkpoints: Path | None = None, progress: bool | None =
     metrics: dict[str, Metric] = {}
     for method in config.methods:
         metrics |= study.of(method)
-    return Result(config, metrics, study.seconds)
+    return Result(config, metrics, study.parts.seconds)
 
 
 class _Study:
     """The graph on its device, and what is measured on it."""
 
     def __init__(self, config: Config, checkpoints: Path | None) -> None:
-        self.config, self.checkpoints, self.seconds = config, checkpoints, 0.0
+        self.config, self.parts = config, Parts(checkpoints)
         self.data = config.table.data.to(config.device)
         self.labels = self.data.y.float()
 
@@ -185,11 +184,7 @@ class _Study:
         config = self.config.to_dict() | {"methods": None, "tuning_epochs": None, "epochs": epochs, "seeds": None}
         depends = config | {"method": method, "rate": rate, "run": seed, "learning_rates": None, "seconds": None}
         name = f"{method}-{rate:g}-{epochs}-{seed}"
-        found, seconds = remembered(
-            self.checkpoints, name, depends, partial(self._trained, method, rate, epochs, seed)
-        )
-        self.seconds += seconds
-        return found
+        return self.parts.measured(name, depends, partial(self._trained, method, rate, epochs, seed))
 
     def _trained(self, method: str, rate: float, epochs: int, seed: int) -> dict[str, Metric]:
         """One training: its loss at the end, its ROC-AUC, and its time."""

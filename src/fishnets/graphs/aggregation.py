@@ -28,7 +28,10 @@ from fishnets.algebra.cholesky import inverse_softplus
 from fishnets.algebra.information import Information
 from fishnets.algebra.packing import diagonal_positions, unpack_symmetric
 from fishnets.errors import DataError, ShapeError, describe_rows, expect_positive
-from fishnets.graphs.forms import Form, expect_form, information_rows, num_outputs
+from fishnets.graphs.forms import FORMS, Form, expect_form, information_rows, num_outputs
+from fishnets.ops.groups import Groups, group_rows
+from fishnets.ops.segment_information import segment_information, segment_sum
+from fishnets.ops.solve_information import solve_information
 
 __all__ = ["Aggregated", "FishnetsAggregation", "register_with_pyg"]
 
@@ -143,7 +146,9 @@ class FishnetsAggregation(Aggregation):  # type: ignore[misc]
         Returns:
             Features of each node, shape (*, N, *, out_channels).
         """
-        return self.decode(self._sum(self._weighted(x, weight, dim), index, ptr, dim_size, dim), x.dtype)
+        self._expect(x, weight, dim)
+        groups = _groups(index, ptr, _num_groups(index, ptr, dim_size), x.shape[dim])
+        return self.decode(self._total(x, groups, dim, weight), x.dtype)
 
     def encode(self, x: Tensor) -> Tensor:
         """Rows of information (*, p + p(p+1)/2) of messages (*, in_channels), in float32 or better.
@@ -182,12 +187,14 @@ class FishnetsAggregation(Aggregation):  # type: ignore[misc]
             raise ShapeError(f"`x` has shape {tuple(x.shape)} but (E, {self.in_channels}) was expected.")
         if index is None and ptr is None:
             index = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
-        size = _num_groups(index, ptr, dim_size)
-        rows, group = self._weighted(x, weight, 0), _index(index, ptr, x.shape[0])
-        total, p = self._sum(rows, index, ptr, size, 0), self.num_params
+        self._expect(x, weight, 0)
+        size, p = _num_groups(index, ptr, dim_size), self.num_params
+        rows, group = self.encode(x), _index(index, ptr, x.shape[0])
+        rows = rows if weight is None else rows * weight.to(rows).unsqueeze(-1)
+        total = rows.new_zeros((size, rows.shape[1])).index_add(0, group, rows)
         score, fisher = total[:, :p], unpack_symmetric(total[:, p:])
         count = torch.zeros(size, dtype=torch.int64, device=x.device).index_add(0, group, torch.ones_like(group))
-        factor = torch.linalg.cholesky_ex(self._precision(fisher))[0]
+        factor = torch.linalg.cholesky_ex(fisher + torch.diag_embed(self._prior(fisher)))[0]
         covariance = torch.cholesky_inverse(factor)
         leverage = (unpack_symmetric(rows[:, p:]) * covariance[group]).sum((-2, -1))
         return Aggregated(
@@ -198,42 +205,51 @@ class FishnetsAggregation(Aggregation):  # type: ignore[misc]
             leverage,
         )
 
+    def _total(self, x: Tensor, groups: Groups, dim: int, weight: Tensor | None) -> Tensor:
+        """Sums of the information of messages over the groups of dimension ``dim``."""
+        form = FORMS[self.form]
+        if form is None:
+            rows = self.encode(x).movedim(dim, -2)
+            rows = rows if weight is None else rows * weight.to(rows).unsqueeze(-1)
+            rows = rows if groups.order is None else rows.index_select(-2, groups.order)
+            return segment_sum(rows, groups.ptr).movedim(-2, dim)
+        raw = self._outputs(x).movedim(dim, -2)
+        with without_autocast(raw.device):
+            sums = segment_information(raw, self.num_params, groups.ptr, "full", form, weight=weight, order=groups.order)
+        return torch.cat(sums, dim=-1).movedim(-2, dim)
+
+    def _outputs(self, x: Tensor) -> Tensor:
+        """Outputs of the linear layer; on a GPU those of a message do not lie together but those of a column."""
+        if x.is_cuda and x.dim() == 2:
+            return (self.lin_in.weight @ x.mT + self.lin_in.bias.unsqueeze(-1)).mT
+        out: Tensor = self.lin_in(x)
+        return out
+
     def _features(self, total: Tensor) -> tuple[Tensor, Tensor]:
         """What is mapped to channels, (*, p) or (*, 2p), and whether there is any information, (*, 1)."""
         p = self.num_params
         score, packed = total[..., :p], total[..., p:]
-        factor = torch.linalg.cholesky_ex(self._precision(unpack_symmetric(packed)))[0]  # never raises, nor syncs
-        estimate = torch.cholesky_solve(score.unsqueeze(-1), factor).squeeze(-1)
-        own = packed[..., diagonal_positions(p, packed.device)]
+        diagonal = diagonal_positions(p, packed.device)
+        prior = packed.new_zeros(packed.shape[-1]).index_copy(0, diagonal, self._prior(packed))
+        estimate, _ = solve_information(score, packed + prior)
+        own = packed[..., diagonal]
         if self.log_prior is None:
             return estimate, own.sum(-1, keepdim=True) > 0
         return torch.cat([estimate, torch.log1p(own * (-self.log_prior.to(own)).exp())], dim=-1), own.new_ones(1)
 
-    def _precision(self, fisher: Tensor) -> Tensor:
-        if self.log_prior is None:
-            return fisher + torch.eye(self.num_params, dtype=fisher.dtype, device=fisher.device)
-        return fisher + torch.diag_embed(self.log_prior.to(fisher).exp())
+    def _prior(self, like: Tensor) -> Tensor:
+        """Precisions of the prior (p,)."""
+        return like.new_ones(self.num_params) if self.log_prior is None else self.log_prior.to(like).exp()
 
-    def _weighted(self, x: Tensor, weight: Tensor | None, dim: int) -> Tensor:
-        rows = self.encode(x)
+    def _expect(self, x: Tensor, weight: Tensor | None, dim: int) -> None:
+        self.expect_messages(x)
         if dim % x.dim() == x.dim() - 1:
             raise ShapeError(
                 f"`dim` is {dim}, the last of {x.dim()}, but that one holds the channels; give the dimension of the "
                 "messages."
             )
-        if weight is None:
-            return rows
-        expect_weights("`weight`", weight, x.shape[dim])
-        shape = [1] * x.dim()
-        shape[dim] = -1
-        return rows * weight.to(rows).view(shape)
-
-    def _sum(self, rows: Tensor, index: Tensor | None, ptr: Tensor | None, dim_size: int | None, dim: int) -> Tensor:
-        """Sums rows of information over the messages of each node, differentiable as often as one likes."""
-        shape = list(rows.shape)
-        group = _index(index, ptr, shape[dim])
-        shape[dim] = _num_groups(index, ptr, dim_size)
-        return rows.new_zeros(shape).index_add(dim, group, rows)
+        if weight is not None:
+            expect_weights("`weight`", weight, x.shape[dim])
 
     def expect_messages(self, x: Tensor) -> None:
         """Raises unless messages have our width and precision."""
@@ -301,6 +317,15 @@ def _index(index: Tensor | None, ptr: Tensor | None, num_messages: int) -> Tenso
         raise DataError(f"`ptr` ends at {int(ptr[-1])} but there are {num_messages} messages.")
     groups = torch.arange(ptr.numel() - 1, device=ptr.device)
     return torch.repeat_interleave(groups, ptr.diff(), output_size=num_messages)
+
+
+def _groups(index: Tensor | None, ptr: Tensor | None, num_groups: int, num_messages: int) -> Groups:
+    if ptr is None:
+        assert index is not None
+        return group_rows(index, num_groups)
+    if not torch.compiler.is_compiling() and int(ptr[-1]) != num_messages:
+        raise DataError(f"`ptr` ends at {int(ptr[-1])} but there are {num_messages} messages.")
+    return Groups(ptr, None)
 
 
 def _num_groups(index: Tensor | None, ptr: Tensor | None, dim_size: int | None) -> int:

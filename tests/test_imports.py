@@ -46,6 +46,7 @@ EXTRAS = {
     "matplotlib": {"inference", "experiments"},
     "triton": {"ops"},
     "numba": {"ops"},
+    "llvmlite": {"ops"},
     "torch_geometric": {"graphs"},
     "ogb": {"graphs"},
     "zuko": {"inference"},

@@ -75,7 +75,7 @@ def test_scaled_heads_sum_to_order_one_at_any_size(factor: str, size: int) -> No
     network.scale_to(float(size))
     with torch.no_grad():
         score, raw = network(rows(size, 3, dtype=torch.float32))
-        score, fisher = segment_information(score, raw, torch.tensor([0, size]), factor, torch.float64)
+        score, fisher = segment_information(torch.cat([score, raw], -1).double(), 2, torch.tensor([0, size]), factor)
     assert score.abs().max().item() < 20
     trace = fisher[..., [0, 2]].sum(-1)  # (K, 1)
     assert trace.max().item() < 100

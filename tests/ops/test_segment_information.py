@@ -122,39 +122,72 @@ def test_information_is_the_sum_of_scores_and_dense_products(
     device, dtype, close, kind_and_size, sizes, lead, seed
 ):
     kind, p = kind_and_size
-    score = normals(seed, *lead, sum(sizes), p, dtype=dtype, device=device)
-    raw = normals(seed + 1, *lead, sum(sizes), factor_width(kind, p), dtype=dtype, device=device)
-    factor = factor_from_raw(raw.double(), p, kind)
-    total_score, total_fisher = segment_information(score, raw, bounds(sizes, device), kind)
-    close(total_score, oracle(score, sizes).to(device, dtype))
+    raw = normals(seed, *lead, sum(sizes), p + factor_width(kind, p), dtype=dtype, device=device)
+    factor = factor_from_raw(raw[..., p:].double(), p, kind)
+    total_score, total_fisher = segment_information(raw, p, bounds(sizes, device), kind, backend="reference")
+    close(total_score, oracle(raw[..., :p], sizes).to(device, dtype))
     close(total_fisher, oracle(pack_symmetric(factor @ factor.mT), sizes).to(device, dtype))
     assert total_score.dtype == total_fisher.dtype == dtype
 
 
 @pytest.mark.parametrize("kind", ["full", "diagonal", "rank-1"])
 def test_gradient_of_the_information(kind):
-    ptr, score, raw = bounds([2, 0, 3]), normals(0, 5, 2), normals(1, 5, factor_width(kind, 2))
-    gradcheck(lambda t, c: segment_information(t, c, ptr, kind), score, raw)
+    ptr, raw = bounds([2, 0, 3]), normals(1, 5, 2 + factor_width(kind, 2))
+    gradcheck(lambda raw: segment_information(raw, 2, ptr, kind, backend="reference"), raw)
 
 
-def test_sums_can_be_taken_in_float64():
-    score, raw = normals(0, 6, 2, dtype=torch.float32), normals(1, 6, 3, dtype=torch.float32)
-    got = segment_information(score, raw, bounds([2, 4]), dtype=torch.float64)
-    expected = segment_information(score.double(), raw.double(), bounds([2, 4]))
-    for a, b in zip(got, expected, strict=True):
-        equal(a, b)
+@pytest.mark.parametrize("form", ["score", "regression", "location"])
+@pytest.mark.parametrize("kind", ["full", "diagonal"])
+@pytest.mark.parametrize("p", [2, 5])  # narrow rows and wide ones take different ways
+def test_forms_of_the_score(form, kind, p, device, dtype, close):
+    raw = normals(4, 6, p + factor_width(kind, p), dtype=dtype, device=device)
+    vector, factor = raw[:, :p].double(), factor_from_raw(raw[:, p:].double(), p, kind)
+    by = {"score": torch.eye(p, device=device).double(), "regression": factor, "location": factor @ factor.mT}[form]
+    expected = (by @ vector.unsqueeze(-1)).squeeze(-1).sum(0, keepdim=True)
+    score, fisher = segment_information(raw, p, bounds([6], device), kind, form, backend="reference")
+    close(score, expected.to(dtype))
+    close(fisher, pack_symmetric(factor @ factor.mT).sum(0, keepdim=True).to(dtype))
+
+
+def test_weights_and_order():
+    raw, weight, order = normals(0, 6, 5), normals(1, 6).abs(), torch.tensor([5, 0, 2, 1, 4, 3])
+    got = segment_information(raw, 2, bounds([2, 4]), weight=weight, order=order, backend="reference")
+    rows = [segment_information(raw[i : i + 1], 2, bounds([1]), backend="reference") for i in range(6)]
+    for part, total in enumerate(got):
+        terms = [weight[i] * rows[i][part][0] for i in order]
+        torch.testing.assert_close(total, torch.stack([sum(terms[:2]), sum(terms[2:])]))
+
+
+def test_half_precision_is_summed_in_single():
+    raw = torch.ones(5_000, 2, dtype=torch.bfloat16)
+    score, fisher = segment_information(raw, 1, bounds([5_000]), "rank-1", backend="reference")
+    assert score.dtype == fisher.dtype == torch.float32
+    assert float(score) == float(fisher) == 5_000
 
 
 def test_raw_outputs_that_do_not_fit_are_refused():
-    with pytest.raises(ShapeError, match=r"`raw_factor` has shape \(4, 2\) but \(\.\.\., 3\) was expected"):
-        segment_information(torch.zeros(4, 2), torch.zeros(4, 2), bounds([4]))
+    with pytest.raises(ShapeError, match=r"`raw` has shape \(4, 4\) but \(\.\.\., 5\) was expected"):
+        segment_information(torch.zeros(4, 4), 2, bounds([4]))
+    with pytest.raises(ShapeError, match=r"`raw` has shape \(5,\) but \(\*, n, p \+ w\) was expected"):
+        segment_information(torch.zeros(5), 2, bounds([4]))
     with pytest.raises(ConfigError, match=r'`factor` is "rank-3" but'):
-        segment_information(torch.zeros(4, 2), torch.zeros(4, 6), bounds([4]), "rank-3")
+        segment_information(torch.zeros(4, 8), 2, bounds([4]), "rank-3")
+    with pytest.raises(ConfigError, match=r'^`form` is "paper" but one of'):
+        segment_information(torch.zeros(4, 5), 2, bounds([4]), form="paper")
+    with pytest.raises(ConfigError, match=r'^The form "regression" needs a square factor but `kind` is "rank-1"\.$'):
+        segment_information(torch.zeros(4, 4), 2, bounds([4]), "rank-1", "regression")
+
+
+def test_a_switch_names_the_first_row_that_is_not_finite():
+    raw = torch.zeros(6, 5)
+    raw[3, 1], raw[4, 0] = torch.nan, torch.inf
+    with pytest.raises(DataError, match=r"^`raw` is not finite at rows 3, 4; the first is 3\.$"):
+        segment_information(raw, 2, bounds([6]), check_finite=True)
 
 
 def compress(sets: Sets) -> Information:
     """Rows are score (2) and raw factor (3); a stand-in for a network."""
-    score, fisher_packed = segment_information(sets.values[:, :2], sets.values[:, 2:], sets.offsets)
+    score, fisher_packed = segment_information(sets.values, 2, sets.offsets, backend="reference")
     fiducial = torch.zeros(2, dtype=sets.values.dtype)
     return Information(score, unpack_symmetric(fisher_packed), fiducial, sets.sizes)
 

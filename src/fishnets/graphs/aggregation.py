@@ -28,7 +28,11 @@ from fishnets.algebra.cholesky import inverse_softplus
 from fishnets.algebra.information import Information
 from fishnets.algebra.packing import diagonal_positions, unpack_symmetric
 from fishnets.errors import DataError, ShapeError, describe_rows, expect_positive
-from fishnets.graphs.forms import Form, expect_form, information_rows, num_outputs
+from fishnets.graphs.forms import FORMS, Form, expect_form, information_rows, num_outputs
+from fishnets.ops.estimate_messages import estimate_messages
+from fishnets.ops.groups import Groups, expect_bounds, group_rows
+from fishnets.ops.segment_information import segment_sum
+from fishnets.ops.solve_information import solve_information
 
 __all__ = ["Aggregated", "FishnetsAggregation", "register_with_pyg"]
 
@@ -63,6 +67,7 @@ class FishnetsAggregation(Aggregation):  # type: ignore[misc]
         form: What a message's outputs mean (:mod:`fishnets.graphs.forms`): ``"regression"`` or ``"location"``;
             ``"paper"`` for the paper's, with scores, a fixed prior of one, and no log-information; ``"legacy"`` for
             parity with the authors' public code.
+        backend: ``"auto"``, ``"reference"``, ``"separate"`` or ``"fused"``; see :mod:`fishnets.ops.estimate_messages`.
         device: Device of the parameters.
         dtype: Precision of the parameters.
 
@@ -82,6 +87,7 @@ class FishnetsAggregation(Aggregation):  # type: ignore[misc]
         num_params: int = 8,
         *,
         form: Form = "regression",
+        backend: str = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -89,7 +95,8 @@ class FishnetsAggregation(Aggregation):  # type: ignore[misc]
         expect_form(form)
         out_channels = in_channels if out_channels is None else out_channels
         expect_positive(in_channels=in_channels, out_channels=out_channels, num_params=num_params)
-        self.in_channels, self.out_channels, self.num_params, self.form = in_channels, out_channels, num_params, form
+        self.in_channels, self.out_channels, self.num_params = in_channels, out_channels, num_params
+        self.form, self.backend = form, backend
         where: dict[str, Any] = {"device": device, "dtype": dtype}
         plain = form in ("paper", "legacy")
         self.lin_in = nn.Linear(in_channels, num_outputs(num_params), **where)
@@ -143,7 +150,22 @@ class FishnetsAggregation(Aggregation):  # type: ignore[misc]
         Returns:
             Features of each node, shape (*, N, *, out_channels).
         """
-        return self.decode(self._sum(self._weighted(x, weight, dim), index, ptr, dim_size, dim), x.dtype)
+        self._expect(x, weight, dim)
+        groups = _groups(index, ptr, _num_groups(index, ptr, dim_size), x.shape[dim])
+        rows, form = x.movedim(dim, -2), FORMS[self.form]
+        if form is None:
+            information = self.encode(rows)
+            information = information if weight is None else information * weight.to(information).unsqueeze(-1)
+            information = information if groups.order is None else information.index_select(-2, groups.order)
+            return self.decode(segment_sum(information, groups.ptr).movedim(-2, dim), x.dtype)
+        given: tuple[Tensor, Tensor, Tensor] = (rows, self.lin_in.weight, self.lin_in.bias)
+        if _autocasts(x.device):
+            half = torch.get_autocast_dtype(x.device.type)
+            given = (rows.to(half), given[1].to(half), given[2].to(half))
+        prior = self._prior(_precise(given[2]))
+        options: dict[str, Any] = {"weight": weight, "order": groups.order, "backend": self.backend}
+        estimate, own = estimate_messages(*given, prior, groups.ptr, form, **options)
+        return self._channels(estimate.movedim(-2, dim), own.movedim(-2, dim), x.dtype)
 
     def encode(self, x: Tensor) -> Tensor:
         """Rows of information (*, p + p(p+1)/2) of messages (*, in_channels), in float32 or better.
@@ -158,10 +180,12 @@ class FishnetsAggregation(Aggregation):  # type: ignore[misc]
     def decode(self, total: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Features (*, out_channels) from summed rows of information (*, p + p(p+1)/2)."""
         with without_autocast(total.device):
-            features, informed = self._features(_precise(total))
-        narrow = dtype if dtype is not None and not _autocasts(total.device) else None
-        out: Tensor = self.lin_out(features if narrow is None else features.to(narrow))
-        return out if self.lin_out.bias is None else out * informed.to(out)
+            total, p = _precise(total), self.num_params
+            score, packed = total[..., :p], total[..., p:]
+            diagonal = diagonal_positions(p, packed.device)
+            prior = packed.new_zeros(packed.shape[-1]).index_copy(0, diagonal, self._prior(packed))
+            estimate, _ = solve_information(score, packed + prior)
+        return self._channels(estimate, packed[..., diagonal], dtype)
 
     def inspect(
         self,
@@ -182,14 +206,16 @@ class FishnetsAggregation(Aggregation):  # type: ignore[misc]
             raise ShapeError(f"`x` has shape {tuple(x.shape)} but (E, {self.in_channels}) was expected.")
         if index is None and ptr is None:
             index = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
-        size = _num_groups(index, ptr, dim_size)
-        rows, group = self._weighted(x, weight, 0), _index(index, ptr, x.shape[0])
+        self._expect(x, weight, 0)
+        size, p = _num_groups(index, ptr, dim_size), self.num_params
+        rows, group = self.encode(x), _index(index, ptr, x.shape[0])
         if group.numel() and int(group.max()) >= size:
             raise DataError(f"`index` goes up to {int(group.max())} but `dim_size` is {size}.")
-        total, p = self._sum(rows, index, ptr, size, 0), self.num_params
+        rows = rows if weight is None else rows * weight.to(rows).unsqueeze(-1)
+        total = rows.new_zeros((size, rows.shape[1])).index_add(0, group, rows)
         score, fisher = total[:, :p], unpack_symmetric(total[:, p:])
         count = torch.zeros(size, dtype=torch.int64, device=x.device).index_add(0, group, torch.ones_like(group))
-        factor = torch.linalg.cholesky_ex(self._precision(fisher))[0]
+        factor = torch.linalg.cholesky_ex(fisher + torch.diag_embed(self._prior(fisher)))[0]
         covariance = torch.cholesky_inverse(factor)
         leverage = (unpack_symmetric(rows[:, p:]) * covariance[group]).sum((-2, -1))
         return Aggregated(
@@ -200,42 +226,30 @@ class FishnetsAggregation(Aggregation):  # type: ignore[misc]
             leverage,
         )
 
-    def _features(self, total: Tensor) -> tuple[Tensor, Tensor]:
-        """What is mapped to channels, (*, p) or (*, 2p), and whether there is any information, (*, 1)."""
-        p = self.num_params
-        score, packed = total[..., :p], total[..., p:]
-        factor = torch.linalg.cholesky_ex(self._precision(unpack_symmetric(packed)))[0]  # never raises, nor syncs
-        estimate = torch.cholesky_solve(score.unsqueeze(-1), factor).squeeze(-1)
-        own = packed[..., diagonal_positions(p, packed.device)]
-        if self.log_prior is None:
-            return estimate, own.sum(-1, keepdim=True) > 0
-        return torch.cat([estimate, torch.log1p(own * (-self.log_prior.to(own)).exp())], dim=-1), own.new_ones(1)
+    def _channels(self, estimate: Tensor, own: Tensor, dtype: torch.dtype | None) -> Tensor:
+        """Features (*, out_channels) from estimates and the diagonals of summed Fisher matrices, both (*, p)."""
+        with without_autocast(own.device):
+            features = estimate
+            if self.log_prior is not None:
+                scaled = own * (-self.log_prior.to(own)).exp()
+                features = torch.cat([estimate, torch.log1p(scaled)], dim=-1)
+            narrow = dtype if dtype is not None and not _autocasts(own.device) else None
+        out: Tensor = self.lin_out(features if narrow is None else features.to(narrow))
+        return out if self.lin_out.bias is None else out * (own.sum(-1, keepdim=True) > 0).to(out)
 
-    def _precision(self, fisher: Tensor) -> Tensor:
-        if self.log_prior is None:
-            return fisher + torch.eye(self.num_params, dtype=fisher.dtype, device=fisher.device)
-        return fisher + torch.diag_embed(self.log_prior.to(fisher).exp())
+    def _prior(self, like: Tensor) -> Tensor:
+        """Precisions of the prior (p,)."""
+        return like.new_ones(self.num_params) if self.log_prior is None else self.log_prior.to(like).exp()
 
-    def _weighted(self, x: Tensor, weight: Tensor | None, dim: int) -> Tensor:
-        rows = self.encode(x)
+    def _expect(self, x: Tensor, weight: Tensor | None, dim: int) -> None:
+        self.expect_messages(x)
         if dim % x.dim() == x.dim() - 1:
             raise ShapeError(
                 f"`dim` is {dim}, the last of {x.dim()}, but that one holds the channels; give the dimension of the "
                 "messages."
             )
-        if weight is None:
-            return rows
-        expect_weights("`weight`", weight, x.shape[dim])
-        shape = [1] * x.dim()
-        shape[dim] = -1
-        return rows * weight.to(rows).view(shape)
-
-    def _sum(self, rows: Tensor, index: Tensor | None, ptr: Tensor | None, dim_size: int | None, dim: int) -> Tensor:
-        """Sums rows of information over the messages of each node, differentiable as often as one likes."""
-        shape = list(rows.shape)
-        group = _index(index, ptr, shape[dim])
-        shape[dim] = _num_groups(index, ptr, dim_size)
-        return rows.new_zeros(shape).index_add(dim, group, rows)
+        if weight is not None:
+            expect_weights("`weight`", weight, x.shape[dim])
 
     def expect_messages(self, x: Tensor) -> None:
         """Raises unless messages have our width and precision."""
@@ -295,19 +309,31 @@ def _precise(values: Tensor) -> Tensor:
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
+def _expect_index(index: Tensor, num_messages: int) -> None:
+    if index.shape != (num_messages,):
+        raise ShapeError(
+            f"`index` has shape {tuple(index.shape)} but there are {num_messages} messages, each with one node; give "
+            "messages, such as `x[edge_index[0]]`, not nodes."
+        )
+
+
 def _index(index: Tensor | None, ptr: Tensor | None, num_messages: int) -> Tensor:
     if index is not None:
-        if index.shape != (num_messages,):
-            raise ShapeError(
-                f"`index` has shape {tuple(index.shape)} but there are {num_messages} messages, each with one node; "
-                "give messages, such as `x[edge_index[0]]`, not nodes."
-            )
+        _expect_index(index, num_messages)
         return index
     assert ptr is not None
-    if not torch.compiler.is_compiling() and int(ptr[-1]) != num_messages:
-        raise DataError(f"`ptr` ends at {int(ptr[-1])} but there are {num_messages} messages.")
+    expect_bounds(ptr, num_messages)
     groups = torch.arange(ptr.numel() - 1, device=ptr.device)
     return torch.repeat_interleave(groups, ptr.diff(), output_size=num_messages)
+
+
+def _groups(index: Tensor | None, ptr: Tensor | None, num_groups: int, num_messages: int) -> Groups:
+    if ptr is not None:
+        expect_bounds(ptr, num_messages)
+        return Groups(ptr, None)
+    assert index is not None
+    _expect_index(index, num_messages)
+    return group_rows(index, num_groups)
 
 
 def _num_groups(index: Tensor | None, ptr: Tensor | None, dim_size: int | None) -> int:

@@ -19,13 +19,20 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from fishnets.algebra.cholesky import factor_from_raw
 from fishnets.algebra.packing import pack_symmetric, packed_size
 from fishnets.errors import ConfigError, expect_last_dim
+from fishnets.ops import segment_information
+from fishnets.ops.segment_information import ScoreForm
 
-__all__ = ["Form", "expect_form", "information_rows", "num_outputs"]
+__all__ = ["FORMS", "Form", "expect_form", "information_rows", "num_outputs"]
 
 Form = Literal["regression", "location", "paper", "legacy"]
+FORMS: dict[Form, ScoreForm | None] = {
+    "regression": "regression",
+    "location": "location",
+    "paper": "score",
+    "legacy": None,
+}
 
 
 def num_outputs(num_params: int) -> int:
@@ -60,14 +67,11 @@ def information_rows(raw: Tensor, num_params: int, form: Form = "regression") ->
         tensor([3.0000, 0.4805])
     """
     expect_last_dim("raw", raw, num_outputs(num_params))
-    vector, entries = raw[..., :num_params], raw[..., num_params:]
-    factor = _unmasked_factor(entries, num_params) if form == "legacy" else factor_from_raw(entries, num_params)
-    score = vector.unsqueeze(-1)
-    if form == "location":
-        score = factor.mT @ score
-    if form in ("regression", "location"):
-        score = factor @ score
-    return torch.cat([score.squeeze(-1), pack_symmetric(factor @ factor.mT)], dim=-1)
+    form_of_score = FORMS[form]
+    if form_of_score is not None:
+        return segment_information.information_rows(raw, num_params, "full", form_of_score)
+    factor = _unmasked_factor(raw[..., num_params:], num_params)
+    return torch.cat([raw[..., :num_params], pack_symmetric(factor @ factor.mT)], dim=-1)
 
 
 def _unmasked_factor(entries: Tensor, num_params: int) -> Tensor:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from fishnets.errors import BackendUnavailableError, ConfigError
 
-__all__ = ["BACKENDS", "choose_backend", "obstacle_on_device"]
+__all__ = ["BACKENDS", "choose_backend", "obstacle_on_device", "transforms_active"]
 
 BACKENDS = ("auto", "reference", "fused")
 
@@ -41,6 +42,16 @@ def choose_backend(backend: str, find_obstacle: Callable[[], str | None]) -> tup
             f'The backend "fused" cannot run: {obstacle}. Use backend="auto" to fall back to the reference.'
         )
     return "reference", obstacle
+
+
+def transforms_active() -> bool:
+    """Whether a function transform of ``torch.func``, or forward-mode differentiation, looks at what is computed.
+
+    Example:
+        >>> torch.func.vmap(lambda x: x + transforms_active())(torch.zeros(2))
+        tensor([1., 1.])
+    """
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def obstacle_on_device(x: Tensor, parameters: Sequence[Tensor], majors: tuple[int, ...], fault: str) -> str | None:

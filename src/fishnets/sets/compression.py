@@ -97,7 +97,8 @@ class Compressor:
         total = torch.zeros((recipe.members, len(sets), width), dtype=torch.float64, device=sets.device)
         for first, piece in sets.chunks(self.chunk):
             here = None if points is None else points[first : first + len(piece)]
-            sums = segment_information(*self._evaluated(piece, here), piece.offsets, recipe.factor, torch.float64)
+            raw = torch.cat(self._evaluated(piece, here), dim=-1).to(torch.float64)
+            sums = segment_information(raw, len(recipe.fiducial), piece.offsets, recipe.factor)
             total[:, first : first + len(piece)] += torch.cat(sums, dim=-1)
         return total, points
 

@@ -162,7 +162,8 @@ def local_rows(features: Tensor, point: Tensor, sets: Sets) -> Tensor:
 
 def _summed(outputs: tuple[Tensor, Tensor], sets: Sets, factor: str) -> tuple[Tensor, Tensor]:
     """Scores (K, B, p) and packed Fisher matrices (K, B, p(p+1)/2) of sets."""
-    return segment_information(*outputs, sets.offsets, factor, torch.float32, sets.common_size)
+    raw = torch.cat(outputs, dim=-1).to(torch.float32)
+    return segment_information(raw, outputs[0].shape[-1], sets.offsets, factor, common_size=sets.common_size)
 
 
 def _loss(score: Tensor, precision: Tensor, offset: Tensor) -> Tensor:

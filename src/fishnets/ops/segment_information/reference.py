@@ -1,12 +1,13 @@
 r"""The definition of the aggregation, in plain PyTorch.
 
-For the rows :math:`i` of group :math:`g`, with raw outputs split into a score :math:`t_i` and the entries of a factor
-:math:`L_i`,
+The raw outputs of row :math:`i` are a vector :math:`a_i` and the entries of a factor :math:`L_i`. With the score
+:math:`t_i` that the form makes of them,
 
-.. math:: t_g = \sum_{i \in g} t_i, \qquad F_g = \sum_{i \in g} L_i L_i^\top .
+.. math:: t_g = \sum_{i \in g} w_i t_i, \qquad F_g = \sum_{i \in g} w_i L_i L_i^\top, \qquad
+          t_i = \begin{cases} a_i & \text{score} \\ L_i a_i & \text{regression} \\
+          L_i L_i^\top a_i & \text{location.} \end{cases}
 
-Only :math:`p + p(p+1)/2` numbers per row are ever written; sums are taken in a fixed order, without atomics, so they
-are the same from run to run.
+Sums are taken in a fixed order, without atomics, so they are the same from run to run.
 """
 
 from __future__ import annotations
@@ -16,49 +17,71 @@ import math
 import torch
 from torch import Tensor
 
-from fishnets.algebra.cholesky import factor_width, fisher_packed_from_raw
-from fishnets.errors import DataError, describe_rows, expect_last_dim
+from fishnets.algebra.cholesky import factor_from_raw, fisher_packed_from_raw
+from fishnets.algebra.packing import pack_symmetric
+from fishnets.errors import DataError, describe_rows
+from fishnets.ops.dispatch import transforms_active
 
-__all__ = ["segment_information", "segment_sum"]
+__all__ = ["gradients", "information_rows", "segment_sum", "sum_information"]
+
+NARROW = 3  # up to as many parameters, packed columns are faster than products of small matrices
 
 
-def segment_information(
-    score: Tensor,
-    raw_factor: Tensor,
+def sum_information(
+    raw: Tensor,
+    num_params: int,
     ptr: Tensor,
-    kind: str = "full",
-    dtype: torch.dtype | None = None,
+    kind: str,
+    form: str,
+    weight: Tensor | None = None,
+    order: Tensor | None = None,
+    bias: Tensor | None = None,
     common_size: int | None = None,
+) -> Tensor:
+    """Sums (*, g, p + p(p+1)/2) over groups of raw outputs (*, n, p + w)."""
+    if raw.dtype in (torch.float16, torch.bfloat16):
+        raw = raw.float()  # sums need more
+    if bias is not None:
+        raw = raw + bias.to(raw)
+    rows = information_rows(raw, num_params, kind, form)
+    if weight is not None:
+        rows = rows * weight.to(rows).unsqueeze(-1)
+    if order is not None:
+        rows = rows.index_select(-2, order)
+    return segment_sum(rows, ptr) if common_size is None else _equal_sum(rows, len(ptr) - 1, common_size)
+
+
+def information_rows(raw: Tensor, num_params: int, kind: str = "full", form: str = "score") -> Tensor:
+    """Score and packed Fisher matrix of each row, (*, p + p(p+1)/2), of raw outputs (*, p + w)."""
+    vector, entries = raw[..., :num_params], raw[..., num_params:]
+    if form == "score" and num_params <= NARROW:
+        return torch.cat([vector, fisher_packed_from_raw(entries, num_params, kind)], dim=-1)
+    factor = factor_from_raw(entries, num_params, kind)
+    score = vector.unsqueeze(-1)
+    if form == "location":
+        score = factor.mT @ score
+    if form != "score":
+        score = factor @ score
+    return torch.cat([score.squeeze(-1), pack_symmetric(factor @ factor.mT)], dim=-1)
+
+
+def gradients(
+    grad: Tensor,
+    raw: Tensor,
+    ptr: Tensor,
+    weight: Tensor | None,
+    order: Tensor | None,
+    bias: Tensor | None,
+    num_params: int,
+    kind: str,
+    form: str,
+    need_weight: bool,
 ) -> tuple[Tensor, Tensor]:
-    r"""Sums score and Fisher matrix over each group of rows.
-
-    Args:
-        score: Per-row scores, shape :math:`(*, n, p)`.
-        raw_factor: Per-row unconstrained factor entries, shape :math:`(*, n, w)`.
-        ptr: Bounds of the groups, int64, shape :math:`(g + 1,)`, from 0 to n.
-        kind: Kind of factor: ``"full"``, ``"diagonal"`` or ``"rank-r"``.
-        dtype: Precision of the sums; default: that of the input.
-        common_size: The size of every group, where the caller knows that they are equal; ``ptr`` is then not looked at.
-
-    Returns:
-        Summed scores :math:`(*, g, p)` and packed Fisher matrices :math:`(*, g, p(p+1)/2)`; zero for empty groups.
-
-    Example:
-        >>> score, raw = torch.ones(3, 1), torch.zeros(3, 1)
-        >>> segment_information(score, raw, torch.tensor([0, 2, 2, 3]), "rank-1")
-        (tensor([[2.],
-                [0.],
-                [1.]]), tensor([[0.],
-                [0.],
-                [0.]]))
-    """
-    num_params = score.shape[-1]
-    expect_last_dim("raw_factor", raw_factor, factor_width(kind, num_params))
-    if dtype is not None:
-        score, raw_factor = score.to(dtype), raw_factor.to(dtype)
-    rows = torch.cat([score, fisher_packed_from_raw(raw_factor, num_params, kind)], dim=-1)
-    total = segment_sum(rows, ptr) if common_size is None else _equal_sum(rows, len(ptr) - 1, common_size)
-    return total[..., :num_params], total[..., num_params:]
+    """Gradients of outputs and weights that can be differentiated again."""
+    total = sum_information(raw, num_params, ptr, kind, form, weight, order, bias)
+    inputs = [raw, weight] if need_weight and weight is not None else [raw]
+    found = torch.autograd.grad(total, inputs, grad, create_graph=True)
+    return found[0], found[-1]
 
 
 def segment_sum(rows: Tensor, ptr: Tensor) -> Tensor:
@@ -79,7 +102,10 @@ def segment_sum(rows: Tensor, ptr: Tensor) -> Tensor:
         tensor([[1.],
                 [6.]])
     """
-    num_groups, num_rows = len(ptr) - 1, rows.shape[-2]
+    num_groups, num_rows = ptr.numel() - 1, rows.shape[-2]
+    if torch.compiler.is_compiling() or rows.is_meta or transforms_active():
+        index = torch.repeat_interleave(torch.arange(num_groups, device=ptr.device), ptr.diff(), output_size=num_rows)
+        return rows.new_zeros((*rows.shape[:-2], num_groups, rows.shape[-1])).index_add(-2, index, rows)
     if num_rows == 0 or num_groups == 0:
         return rows.new_zeros((*rows.shape[:-2], num_groups, rows.shape[-1])) + 0 * rows.sum()
     sizes = ptr.diff()

@@ -1,0 +1,138 @@
+r"""The fused estimate as one operation for autograd and the compiler.
+
+Only messages, weights and the sums of groups are kept for the gradient, which is of rank two per group. With
+:math:`\lambda_v = A_v^{-1} g_v` for the gradient :math:`g_v` of an estimate, :math:`h_v` that of its own information,
+:math:`u = L^\top z_v` and :math:`v = L^\top \lambda_v`, a message's outputs have
+
+.. math:: \partial a = \begin{cases} \lambda_v \\ v \\ L v \end{cases} \qquad
+          \partial L = 2 \operatorname{diag}(h_v) L - \begin{cases}
+          \lambda_v u^\top + z_v v^\top & \text{score} \\
+          \lambda_v (u - a)^\top + z_v v^\top & \text{regression} \\
+          \lambda_v (u - L^\top a)^\top + (z_v - a) v^\top & \text{location} \end{cases}
+
+on the entries that exist, times softplus' slope on the diagonal. The prior has :math:`-\sum_v \lambda_v z_v`. Gradients
+of gradients are taken through the reference.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fishnets.algebra.packing import packed_size
+from fishnets.ops.estimate_messages import fused_triton, reference
+from fishnets.ops.segment_information import ScoreForm
+
+__all__ = ["estimate_messages"]
+
+
+def estimate_messages(
+    x: Tensor,
+    lin: Tensor,
+    bias: Tensor,
+    prior: Tensor,
+    ptr: Tensor,
+    form: ScoreForm,
+    weight: Tensor | None,
+    order: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Estimates and own information (g, p) of groups of messages (n, C)."""
+    estimate, own, _ = _forward(x, lin, bias, prior, ptr, weight, order, form)
+    return estimate, own
+
+
+@torch.library.custom_op("fishnets::estimate_messages", mutates_args=())
+def _forward(
+    x: Tensor,
+    lin: Tensor,
+    bias: Tensor,
+    prior: Tensor,
+    ptr: Tensor,
+    weight: Tensor | None,
+    order: Tensor | None,
+    form: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return fused_triton.forward(x, lin, bias, prior, ptr, form, weight, order)
+
+
+@_forward.register_fake
+def _(
+    x: Tensor,
+    lin: Tensor,
+    bias: Tensor,
+    prior: Tensor,
+    ptr: Tensor,
+    weight: Tensor | None,
+    order: Tensor | None,
+    form: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    p, num_groups = prior.shape[0], ptr.shape[0] - 1
+    estimate, own = (x.new_empty((num_groups, p), dtype=torch.float32) for _ in range(2))
+    return estimate, own, x.new_empty((p + packed_size(p), num_groups), dtype=torch.float32)
+
+
+@torch.library.custom_op("fishnets::estimate_messages_backward", mutates_args=())
+def _gradients(
+    grad_estimate: Tensor,
+    grad_own: Tensor,
+    x: Tensor,
+    lin: Tensor,
+    bias: Tensor,
+    prior: Tensor,
+    ptr: Tensor,
+    weight: Tensor | None,
+    order: Tensor | None,
+    total: Tensor,
+    estimate: Tensor,
+    form: str,
+    need_weight: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    given = (x, lin, bias, prior, ptr, form, weight, order, total, estimate, need_weight)
+    return fused_triton.backward(grad_estimate, grad_own, *given)
+
+
+@_gradients.register_fake
+def _(
+    grad_estimate: Tensor,
+    grad_own: Tensor,
+    x: Tensor,
+    lin: Tensor,
+    bias: Tensor,
+    prior: Tensor,
+    ptr: Tensor,
+    weight: Tensor | None,
+    order: Tensor | None,
+    total: Tensor,
+    estimate: Tensor,
+    form: str,
+    need_weight: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    grads = (torch.empty_like(tensor) for tensor in (x, lin, bias, prior))
+    return *grads, estimate.new_empty(x.shape[0] if need_weight else 0)  # type: ignore[return-value]
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    *tensors, ctx.form = inputs
+    ctx.save_for_backward(*tensors, output[2], output[0])
+    ctx.mark_non_differentiable(output[2])
+
+
+def _backward(ctx: Any, grad_estimate: Tensor, grad_own: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    x, lin, bias, prior, ptr, weight, order, total, estimate = ctx.saved_tensors
+    need_weight = bool(ctx.needs_input_grad[5])
+    if torch.is_grad_enabled():  # a gradient of this gradient is wanted
+        outputs = reference.estimate_messages(x, lin, bias, prior, ptr, ctx.form, weight, order, "reference")
+        inputs = [x, lin, bias, prior, weight] if need_weight else [x, lin, bias, prior]
+        needed = [tensor for tensor in inputs if tensor.requires_grad]
+        grads = torch.autograd.grad(outputs, needed, (grad_estimate, grad_own), create_graph=True)
+        found = iter(grads)
+        first = [next(found) if tensor.requires_grad else None for tensor in (x, lin, bias, prior)]
+        return *first, None, next(found) if need_weight else None, None, None
+    given = (x, lin, bias, prior, ptr, weight, order, total, estimate, ctx.form, need_weight)
+    *first, grad_weight = _gradients(grad_estimate, grad_own, *given)
+    return *first, None, grad_weight.to(weight) if need_weight else None, None, None
+
+
+_forward.register_autograd(_backward, setup_context=_remember)

@@ -1,0 +1,172 @@
+"""Estimates from messages on a GPU: launches of the kernels in ``kernels_triton``.
+
+On the way back, gradients of outputs are written for :data:`CHUNK` numbers at a time: large enough to keep the GPU
+busy, small beside the messages.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fishnets.algebra.packing import packed_size
+from fishnets.ops.dispatch import transforms_active
+from fishnets.ops.schedule import owners, schedule
+from fishnets.ops.segment_information.fused_triton import FORMS, STEPS, add_rest
+
+__all__ = ["backward", "forward", "obstacle"]
+
+MAX_PARAMS = 10  # outputs and sums of a message fill the registers of a lane
+MAX_CHANNELS = 128
+CHUNK = 2**26
+TILE, LANES = 128, 64
+PRECISIONS = {"highest": "tf32x3", "high": "tf32", "medium": "tf32"}
+
+
+def obstacle(x: Tensor, lin: Tensor, num_params: int) -> str | None:
+    """Why the kernels cannot run on these messages, or None when they can."""
+    if transforms_active():
+        return "a function transform is active, through which the fused kernels cannot be seen"
+    if not x.is_cuda:
+        return f"messages are on {x.device} and the linear layer is fused on a GPU only"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if torch.cuda.get_device_capability(x.device)[0] < 8:
+        return f"{torch.cuda.get_device_name(x.device)} has no tensor cores for float32"
+    if x.ndim != 2:
+        return f"messages have {x.ndim} dimensions and those of shape (n, C) are fused"
+    if x.dtype not in (torch.float32, torch.bfloat16) or lin.dtype != x.dtype:
+        return f"messages are {x.dtype}, weights {lin.dtype}, and float32 or bfloat16 of both are fused"
+    if num_params > MAX_PARAMS or x.shape[1] > MAX_CHANNELS:
+        return (
+            f"there are {num_params} parameters and {x.shape[1]} channels, and at most {MAX_PARAMS} and {MAX_CHANNELS} "
+            "are fused"
+        )
+    return None
+
+
+def forward(
+    x: Tensor,
+    lin: Tensor,
+    bias: Tensor,
+    prior: Tensor,
+    ptr: Tensor,
+    form: str,
+    weight: Tensor | None,
+    order: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Estimates and own information (g, p), and sums of information (p + p(p+1)/2, g), which the gradient needs."""
+    from fishnets.ops.estimate_messages import kernels_triton as kernels
+
+    p, num_groups = len(prior), len(ptr) - 1
+    x, lin, bias = x.contiguous(), lin.contiguous(), bias.contiguous()
+    total = x.new_empty((p + packed_size(p), num_groups), dtype=torch.float32)
+    estimate, own = x.new_empty((2, num_groups, p), dtype=torch.float32)
+    if num_groups == 0:
+        return estimate, own, total
+    typical = len(x) / num_groups
+    lanes = 4 if typical < 128 else 16
+    options = _options(x, lin, p, form, weight, order)
+    cut = schedule(ptr, STEPS * lanes, 1)
+    tile = {"num_warps": 1, "num_stages": 3} if p <= 8 else {"num_warps": 4, "num_stages": 2}
+    items = 32 * tile["num_warps"] // lanes
+    given, sizes = (x, order, weight, lin, bias), lin.shape
+    runs = (cut.first.starts, cut.first.stops, cut.first.place, total, num_groups, num_groups)
+    kernels.sum_messages[(-(-num_groups // items),)](*given, *runs, *sizes, **options, ITEMS=items, LANES=lanes, **tile)
+    if cut.rest is not None:
+        count = len(cut.rest.starts)
+        parts = total.new_empty((1, total.shape[0], count))
+        runs = (cut.rest.starts, cut.rest.stops, cut.rest.place, parts, count, count)
+        kernels.sum_messages[(count,)](*given, *runs, *sizes, **options, ITEMS=1, LANES=TILE, num_warps=4, num_stages=2)
+        add_rest(parts, cut.heavy, cut.bounds, total.unsqueeze(0))
+    grid = (-(-num_groups // LANES),)
+    kernels.solve_nodes[grid](total, prior, estimate, own, num_groups, P=p, LANES=LANES, num_warps=2)
+    return estimate, own, total
+
+
+def backward(
+    grad_estimate: Tensor,
+    grad_own: Tensor,
+    x: Tensor,
+    lin: Tensor,
+    bias: Tensor,
+    prior: Tensor,
+    ptr: Tensor,
+    form: str,
+    weight: Tensor | None,
+    order: Tensor | None,
+    total: Tensor,
+    estimate: Tensor,
+    need_weight: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of messages, weights and bias of the layer, prior, and weights of messages, (0,) if not needed."""
+    from fishnets.ops.estimate_messages import kernels_triton as kernels
+
+    (num_rows, channels), (num_outputs, _), (num_groups, p) = x.shape, lin.shape, estimate.shape
+    x, lin, bias = x.contiguous(), lin.contiguous(), bias.contiguous()
+    node = estimate.new_empty((num_groups, 3 * p))
+    grad_x, grad_weight = torch.empty_like(x), estimate.new_empty(num_rows if need_weight else 0)
+    options = _options(x, lin, p, form, weight, order)
+    widths = {name: options[name] for name in ("CP", "A", "B", "HAS_ORDER", "PRECISION")}
+    programs = 4 * torch.cuda.get_device_properties(x.device).multi_processor_count
+    grad_lin = estimate.new_zeros((programs, widths["A"] + widths["B"], widths["CP"]))
+    grad_bias = estimate.new_zeros(grad_lin.shape[:2])
+    if num_groups:
+        given = (grad_estimate.contiguous(), grad_own.contiguous(), total, prior, estimate, node, num_groups)
+        kernels.nodes_backward[(-(-num_groups // LANES),)](*given, P=p, LANES=LANES, num_warps=2)
+    stride = min(-(-num_rows // TILE), max(1, CHUNK // num_outputs // TILE)) * TILE
+    columns = node.new_empty((num_outputs, stride))
+    for start in range(0, num_rows, stride):
+        length = min(stride, num_rows - start)
+        sizes = (start, length, stride, num_outputs, channels)
+        rows = (node, x, order, weight, lin, bias, owners(ptr, num_rows), columns, grad_weight)
+        flags = {"NEED_WEIGHT": need_weight, "M": TILE, "num_warps": 4}
+        kernels.outputs_backward[(-(-length // TILE),)](*rows, *sizes, **options, **flags)
+        parts = (columns, x, order, grad_lin, grad_bias)
+        kernels.layer_backward[(programs,)](*parts, *sizes, **widths, M=32, num_warps=4)
+        _messages_backward(columns[:, :length], lin, order, start, grad_x)
+    layer = grad_lin.sum(0)[:num_outputs, :channels].to(lin), grad_bias.sum(0)[:num_outputs].to(bias)
+    return grad_x, *layer, -(node[:, :p] * node[:, p : 2 * p]).sum(0).to(prior), grad_weight
+
+
+def _messages_backward(columns: Tensor, lin: Tensor, order: Tensor | None, start: int, grad_x: Tensor) -> None:
+    """Writes gradients of the messages at some positions from those of their outputs, (K, length)."""
+    stop = start + columns.shape[1]
+    if order is None and grad_x.dtype == columns.dtype:
+        torch.mm(columns.mT, lin, out=grad_x[start:stop])
+        return
+    found = (columns.mT @ lin.to(columns)).to(grad_x)
+    if order is None:
+        grad_x[start:stop] = found
+    else:
+        grad_x.index_copy_(0, order[start:stop], found)
+
+
+def _options(
+    x: Tensor, lin: Tensor, num_params: int, form: str, weight: Tensor | None, order: Tensor | None
+) -> dict[str, Any]:
+    """What kernels are compiled for."""
+    one, two = _products(len(lin))
+    precision = PRECISIONS[torch.get_float32_matmul_precision()] if x.dtype == torch.float32 else "ieee"
+    shape = {"CP": max(16, _power(x.shape[1])), "A": one, "B": two, "P": num_params, "FORM": FORMS[form]}
+    return shape | {"HAS_ORDER": order is not None, "HAS_WEIGHT": weight is not None, "PRECISION": precision}
+
+
+def _products(num_outputs: int) -> tuple[int, int]:
+    """Outputs of two products, powers of two, or of one and none.
+
+    Example:
+        >>> _products(44), _products(65), _products(14)
+        ((64, 0), (64, 16), (16, 0))
+    """
+    one = _power(num_outputs)
+    rest = max(16, _power(num_outputs - one // 2))
+    return (one // 2, rest) if one >= 32 and 4 * rest <= one else (max(16, one), 0)
+
+
+def _power(n: int) -> int:
+    """The least power of two that is not less."""
+    return 1 << (n - 1).bit_length()

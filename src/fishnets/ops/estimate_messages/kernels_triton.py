@@ -1,0 +1,351 @@
+"""Triton kernels that estimate from messages, their linear layer included, forward and back.
+
+A program multiplies a tile of messages, (M, C), by the weights of the layer on the tensor cores and takes the product
+apart into columns: M lanes, each with the outputs of a message, as in the kernels of ``segment_information``, which go
+on from there. Forward, outputs are never written to memory. On the way back their gradients are, a part of the messages
+at a time, for the two products that follow.
+
+There are K outputs, of which ``A`` are in a first product and up to ``B`` in a second, both powers of two; ``B`` may
+be 0. Channels are padded to CP, a power of two. Factors are full; other names are those of ``segment_information``.
+"""
+
+# Kernels are typed by Triton when they are launched, not by annotations.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, assignment, attr-defined"
+
+import triton
+import triton.language as tl
+
+from fishnets.ops.segment_information.kernels_triton import (
+    _factor,
+    _information,
+    _packed,
+    _times,
+    _transposed_times,
+    _wide,
+)
+from fishnets.ops.solve_information.kernels_triton import _cholesky, _substitute
+
+__all__ = ["layer_backward", "nodes_backward", "outputs_backward", "solve_nodes", "sum_messages"]
+
+
+@triton.constexpr_function
+def _log2(n):
+    return n.bit_length() - 1
+
+
+@triton.jit
+def _apart(tile, M: tl.constexpr, N: tl.constexpr):
+    """Columns of a tile (M, N): N tensors (M,), in order."""
+    parts = (tile,)
+    for level in tl.static_range(_log2(N)):
+        finer = ()
+        for i in tl.static_range(2**level):
+            halves = tl.permute(tl.reshape(parts[i], [M, 2, N // 2 ** (level + 1)]), (0, 2, 1))
+            low, high = tl.split(halves)
+            finer = finer + (low, high)
+        parts = finer
+    out = ()
+    for i in tl.static_range(N):
+        out = out + (tl.reshape(parts[i], [M]),)
+    return out
+
+
+@triton.jit
+def _product(tile, lin, bias, FIRST: tl.constexpr, N: tl.constexpr, C, CP: tl.constexpr, K, PRECISION: tl.constexpr):
+    """Outputs FIRST, ..., FIRST + N - 1 of the layer, (M, N), zero beyond K."""
+    output, channel = FIRST + tl.arange(0, N), tl.arange(0, CP)
+    mask = (channel < C)[:, None] & (output < K)[None, :]
+    weights = tl.load(lin + output[None, :] * C + channel[:, None], mask=mask, other=0.0)
+    offset = tl.load(bias + output, mask=output < K, other=0.0)
+    return tl.dot(tile, weights, input_precision=PRECISION) + offset.to(tl.float32)[None, :]
+
+
+@triton.jit(do_not_specialize=["num_items", "num_places"])
+def sum_messages(
+    x,  # (n, C)
+    order,  # (n,) row of each position, or unused
+    weight,  # (n,) by row, or unused
+    lin,  # (K, C)
+    bias,  # (K,)
+    starts,  # (items,) first position of each item
+    stops,  # (items,) one beyond the last
+    places,  # (items,) where its sum goes
+    out,  # (P + P(P+1)/2, places)
+    num_items,
+    num_places,
+    K,
+    C,
+    CP: tl.constexpr,
+    A: tl.constexpr,
+    B: tl.constexpr,
+    P: tl.constexpr,
+    FORM: tl.constexpr,
+    HAS_ORDER: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ITEMS: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """Sums the information of the messages of every item."""
+    M: tl.constexpr = ITEMS * LANES
+    WIDTH: tl.constexpr = P + P * (P + 1) // 2
+    lane, channel = tl.arange(0, M), tl.arange(0, CP)
+    item = tl.program_id(0).to(tl.int64) * ITEMS + lane // LANES
+    start = tl.load(starts + item, mask=item < num_items, other=0)
+    stop = tl.load(stops + item, mask=item < num_items, other=0)
+    longest = tl.max(stop - start, 0)
+    total = ()
+    for _ in tl.static_range(WIDTH):
+        total = total + (tl.zeros([M], tl.float32),)
+    for step in range(0, longest, LANES):
+        position = start + step + lane % LANES
+        live = position < stop
+        row = position
+        if HAS_ORDER:
+            row = tl.load(order + position, mask=live, other=0)
+        scale = tl.where(live, 1.0, 0.0)
+        if HAS_WEIGHT:
+            scale = tl.load(weight + row, mask=live, other=0.0).to(tl.float32)
+        mask = live[:, None] & (channel < C)[None, :]
+        tile = tl.load(x + row[:, None] * C + channel[None, :], mask=mask, other=0.0)
+        outputs = _apart(_product(tile, lin, bias, 0, A, C, CP, K, PRECISION), M, A)
+        if B > 0:
+            outputs = outputs + _apart(_product(tile, lin, bias, A, B, C, CP, K, PRECISION), M, B)
+        entries = _factor(outputs[P:], live, P, P, 0)
+        values = _information(outputs[:P], entries, P, P, 0, FORM)
+        added = ()
+        for k in tl.static_range(WIDTH):
+            added = added + (total[k] + scale * values[k],)
+        total = added
+    first = tl.program_id(0).to(tl.int64) * ITEMS + tl.arange(0, ITEMS)
+    place = tl.load(places + first, mask=first < num_items, other=0)
+    for k in tl.static_range(WIDTH):
+        summed = tl.sum(tl.reshape(total[k], [ITEMS, LANES]), 1)
+        tl.store(out + _wide(k) * num_places + place, summed, mask=first < num_items)
+
+
+@triton.jit
+def _numbers(place, FIRST: tl.constexpr, COUNT: tl.constexpr):
+    """COUNT numbers side by side, from the one FIRST behind ``place`` on."""
+    values = ()
+    for k in tl.static_range(COUNT):
+        values = values + (tl.load(place + (FIRST + k)),)
+    return values
+
+
+@triton.jit
+def _minus(one, other, P: tl.constexpr):
+    out = ()
+    for k in tl.static_range(P):
+        out = out + (one[k] - other[k],)
+    return out
+
+
+@triton.jit(do_not_specialize=["length"])
+def outputs_backward(
+    node,  # (num_groups, 3P) lambda, estimate, gradient of the summed Fisher matrix's diagonal
+    x,  # (n, C)
+    order,  # (n,) row of each position, or unused
+    weight,  # (n,) by row, or unused
+    lin,  # (K, C)
+    bias,  # (K,)
+    owners,  # (n,) group of each position
+    columns,  # (K, stride) gradient of the outputs
+    grad_weight,  # (n,), or unused
+    start,
+    length,
+    stride,
+    K,
+    C,
+    CP: tl.constexpr,
+    A: tl.constexpr,
+    B: tl.constexpr,
+    P: tl.constexpr,
+    FORM: tl.constexpr,
+    HAS_ORDER: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
+    NEED_WEIGHT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    M: tl.constexpr,
+):
+    """Gradients of the outputs, and of the weights, at ``length`` positions from ``start`` on."""
+    channel = tl.arange(0, CP)
+    within = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
+    live = within < length
+    position = start + within
+    row = position
+    if HAS_ORDER:
+        row = tl.load(order + position, mask=live, other=0)
+    scale = 1.0
+    if HAS_WEIGHT:
+        scale = tl.load(weight + row, mask=live, other=0.0).to(tl.float32)
+    mask = live[:, None] & (channel < C)[None, :]
+    tile = tl.load(x + row[:, None] * C + channel[None, :], mask=mask, other=0.0)
+    outputs = _apart(_product(tile, lin, bias, 0, A, C, CP, K, PRECISION), M, A)
+    if B > 0:
+        outputs = outputs + _apart(_product(tile, lin, bias, A, B, C, CP, K, PRECISION), M, B)
+    a = outputs[:P]
+    L = _factor(outputs[P:], live, P, P, 0)
+    place = node + tl.load(owners + position, mask=live, other=0).to(tl.int64) * (3 * P)
+    towards = _numbers(place, 0, P)  # lambda
+    z = _numbers(place, P, P)
+    h = _numbers(place, 2 * P, P)
+    u = _transposed_times(L, z, P, P, 0)
+    v = _transposed_times(L, towards, P, P, 0)
+    behind = u  # what multiplies -lambda in the gradient of the factor
+    grad_a = towards
+    if FORM == 1:
+        behind = _minus(u, a, P)
+        grad_a = v
+    if FORM == 2:
+        behind = _minus(u, _transposed_times(L, a, P, P, 0), P)
+        z = _minus(z, a, P)
+        grad_a = _times(L, v, P, P, 0)
+    if NEED_WEIGHT:
+        share = tl.zeros([M], tl.float32)
+        for k in tl.static_range(P):
+            share -= v[k] * behind[k]
+            if FORM == 0:
+                share += towards[k] * a[k]
+            for i in tl.static_range(P):
+                if k <= i:
+                    share += h[i] * L[_packed(i, k)] * L[_packed(i, k)]
+        tl.store(grad_weight + row, share, mask=live)
+    spot = columns + within
+    for k in tl.static_range(P):
+        tl.store(spot + _wide(k) * stride, scale * grad_a[k], mask=live)
+    for i in tl.static_range(P):
+        for k in tl.static_range(i + 1):
+            entry = L[_packed(i, k)]
+            value = 2.0 * h[i] * entry - towards[i] * behind[k] - z[i] * v[k]
+            if i == k:
+                value = value * (1.0 - tl.exp(-entry))  # the slope of softplus
+            tl.store(spot + _wide(P + _packed(i, k)) * stride, scale * value, mask=live)
+
+
+@triton.jit
+def _gradients(columns, within, live, stride, FIRST: tl.constexpr, N: tl.constexpr, K):
+    """Gradients of outputs FIRST, ..., FIRST + N - 1, (N, M), zero beyond K."""
+    output = FIRST + tl.arange(0, N)
+    place = output.to(tl.int64)[:, None] * stride + within[None, :]
+    return tl.load(columns + place, mask=(output < K)[:, None] & live[None, :], other=0.0)
+
+
+@triton.jit(do_not_specialize=["length"])
+def layer_backward(
+    columns,  # (K, stride) gradient of the outputs
+    x,  # (n, C)
+    order,  # (n,) row of each position, or unused
+    grad_lin,  # (programs, A + B, CP) parts of the gradient of the layer, added to
+    grad_bias,  # (programs, A + B) parts of the gradient of its bias, added to
+    start,
+    length,
+    stride,
+    K,
+    C,
+    CP: tl.constexpr,
+    A: tl.constexpr,
+    B: tl.constexpr,
+    HAS_ORDER: tl.constexpr,
+    PRECISION: tl.constexpr,
+    M: tl.constexpr,
+):
+    """Gradient of the layer; a program takes every so many tiles of M positions, in order."""
+    channel = tl.arange(0, CP)
+    lin_a = tl.zeros([CP, A], tl.float32)
+    bias_a = tl.zeros([A, M], tl.float32)
+    if B > 0:
+        lin_b = tl.zeros([CP, B], tl.float32)
+        bias_b = tl.zeros([B, M], tl.float32)
+    for number in tl.range(tl.program_id(0), tl.cdiv(length, M), tl.num_programs(0), num_stages=1):
+        within = number * M + tl.arange(0, M)
+        live = within < length
+        row = start + within.to(tl.int64)
+        if HAS_ORDER:
+            row = tl.load(order + row, mask=live, other=0)
+        mask = live[:, None] & (channel < C)[None, :]
+        tile = tl.trans(tl.load(x + row[:, None] * C + channel[None, :], mask=mask, other=0.0).to(tl.float32))
+        d = _gradients(columns, within, live, stride, 0, A, K)
+        lin_a = tl.dot(tile, tl.trans(d), lin_a, input_precision=PRECISION)
+        bias_a += d
+        if B > 0:
+            d = _gradients(columns, within, live, stride, A, B, K)
+            lin_b = tl.dot(tile, tl.trans(d), lin_b, input_precision=PRECISION)
+            bias_b += d
+    base = tl.program_id(0).to(tl.int64) * (A + B)
+    one = base + tl.arange(0, A)
+    spot = grad_lin + one[None, :] * CP + channel[:, None]
+    tl.store(spot, tl.load(spot) + lin_a)
+    tl.store(grad_bias + one, tl.load(grad_bias + one) + tl.sum(bias_a, 1))
+    if B > 0:
+        two = base + A + tl.arange(0, B)
+        spot = grad_lin + two[None, :] * CP + channel[:, None]
+        tl.store(spot, tl.load(spot) + lin_b)
+        tl.store(grad_bias + two, tl.load(grad_bias + two) + tl.sum(bias_b, 1))
+
+
+@triton.jit
+def _precision(total, prior, place, real, num_groups, P: tl.constexpr):
+    """Packed sum of Fisher matrices and prior, and the sum's own diagonal."""
+    matrix = ()
+    own = ()
+    for i in tl.static_range(P):
+        for j in tl.static_range(i + 1):
+            value = tl.load(total + _wide(P + _packed(i, j)) * num_groups + place, mask=real, other=0.0)
+            if i == j:
+                own = own + (value,)
+                value += tl.load(prior + i)
+            matrix = matrix + (value,)
+    return matrix, own
+
+
+@triton.jit(do_not_specialize=["num_groups"])
+def solve_nodes(
+    total,  # (P + P(P+1)/2, num_groups)
+    prior,  # (P,)
+    estimate,  # (num_groups, P)
+    own,  # (num_groups, P) diagonal of the summed Fisher matrix
+    num_groups,
+    P: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """Estimates of groups; a lane owns one."""
+    place = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
+    real = place < num_groups
+    matrix, diagonal = _precision(total, prior, place, real, num_groups, P)
+    score = ()
+    for i in tl.static_range(P):
+        score = score + (tl.load(total + _wide(i) * num_groups + place, mask=real, other=0.0),)
+    lower, inverse = _cholesky(matrix, P)
+    solution = _substitute(lower, inverse, score, P)
+    for i in tl.static_range(P):
+        tl.store(estimate + place * P + i, solution[i], mask=real)
+        tl.store(own + place * P + i, diagonal[i], mask=real)
+
+
+@triton.jit(do_not_specialize=["num_groups"])
+def nodes_backward(
+    grad_estimate,  # (num_groups, P)
+    grad_own,  # (num_groups, P)
+    total,  # (P + P(P+1)/2, num_groups)
+    prior,  # (P,)
+    estimate,  # (num_groups, P)
+    node,  # (num_groups, 3P) lambda, estimate, gradient of the summed Fisher matrix's diagonal
+    num_groups,
+    P: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """What the gradients of a group's messages depend on."""
+    place = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
+    real = place < num_groups
+    matrix, _ = _precision(total, prior, place, real, num_groups, P)
+    lower, inverse = _cholesky(matrix, P)
+    gradient = ()
+    for i in tl.static_range(P):
+        gradient = gradient + (tl.load(grad_estimate + place * P + i, mask=real, other=0.0),)
+    towards = _substitute(lower, inverse, gradient, P)
+    for i in tl.static_range(P):
+        spot = node + place * (3 * P) + i
+        tl.store(spot, towards[i], mask=real)
+        tl.store(spot + P, tl.load(estimate + place * P + i, mask=real), mask=real)
+        tl.store(spot + 2 * P, tl.load(grad_own + place * P + i, mask=real), mask=real)

@@ -1,0 +1,49 @@
+r"""The definition of an estimate from messages: a linear layer, a sum over groups, a small system for each.
+
+.. math:: \begin{pmatrix} a_e \\ L_e \end{pmatrix} = W x_e + b, \qquad
+          z_v = \Big(P + \sum_e w_e L_e L_e^\top\Big)^{-1} \sum_e w_e t_e, \qquad
+          d_v = \operatorname{diag} \sum_e w_e L_e L_e^\top
+
+with the score :math:`t_e` that the form makes of :math:`a_e` and :math:`L_e`.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from fishnets.algebra.packing import diagonal_positions
+from fishnets.ops.segment_information import ScoreForm, segment_information
+from fishnets.ops.solve_information import solve_information
+
+__all__ = ["estimate_messages"]
+
+
+def estimate_messages(
+    x: Tensor,
+    lin: Tensor,
+    bias: Tensor,
+    prior: Tensor,
+    ptr: Tensor,
+    form: ScoreForm,
+    weight: Tensor | None = None,
+    order: Tensor | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """Estimates and own information (*, g, p) of groups of messages (*, n, C); the parts choose their own backends."""
+    p = len(prior)
+    if x.is_cuda and x.ndim == 2:  # columns lie one behind the other, and the bias is added where they are read
+        raw, added = (lin @ x.mT).mT, bias
+    else:
+        raw, added = linear(x, lin, bias), None
+    with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
+        given: dict[str, Any] = {"weight": weight, "order": order, "bias": added}
+        score, packed = segment_information(raw, p, ptr, "full", form, **given, backend=backend)
+        diagonal = diagonal_positions(p, packed.device)
+        spread = packed.new_zeros(packed.shape[-1]).index_copy(0, diagonal, prior.to(packed))
+        estimate, _ = solve_information(score, packed + spread, backend)
+        return estimate, packed[..., diagonal]

@@ -527,7 +527,7 @@ def test_bounds_that_do_not_fit_are_refused() -> None:
         aggregation(x, ptr=ptr, dim_size=4)
     for messages in (x[:9], torch.cat([x, x])):
         for call in (aggregation, aggregation.inspect):
-            with pytest.raises(DataError, match=rf"^`ptr` must rise from 0 to the number of rows, {len(messages)}, but"):
+            with pytest.raises(DataError, match=rf"^`ptr` must rise from 0 to .*, {len(messages)}, but"):
                 call(messages, ptr=ptr)
 
 

@@ -60,18 +60,17 @@ def doubles(*tensors: Tensor | None) -> list[Tensor | None]:
 
 
 def check_sums(raw: Tensor, p: int, sizes: list[int], kind: str, form: str, tolerance: float = 1e-5) -> None:
-    """Values and gradients of the fused sum, with weights, an order and a bias, and without."""
+    """Values and gradients of the fused sum, with weights and an order, and without."""
     device, n = raw.device, raw.shape[-2]
     ptr = bounds(sizes, device)
     generator = torch.Generator().manual_seed(5)
     weight, order = torch.rand(n, generator=generator).to(device), torch.randperm(n, generator=generator).to(device)
-    bias = torch.randn(raw.shape[-1], generator=generator).to(device)
-    for w, o, b in ((None, None, None), (weight, order, bias)):
-        given = [one if one is None else one.clone().requires_grad_() for one in (raw, w, b)]
-        exact = doubles(raw, w, b)
+    for w, o in ((None, None), (weight, order)):
+        given = [one if one is None else one.clone().requires_grad_() for one in (raw, w)]
+        exact = doubles(raw, w)
         options = {"kind": kind, "form": form, "order": o}
-        got = segment_information(given[0], p, ptr, weight=given[1], bias=given[2], backend="fused", **options)
-        want = segment_information(exact[0], p, ptr, weight=exact[1], bias=exact[2], backend="reference", **options)
+        got = segment_information(given[0], p, ptr, weight=given[1], backend="fused", **options)
+        want = segment_information(exact[0], p, ptr, weight=exact[1], backend="reference", **options)
         upstream = [normals(7 + i, *one.shape).to(device) for i, one in enumerate(want)]
         inputs = [[one for one in group if one is not None] for group in (given, exact)]
         found = torch.autograd.grad(got, inputs[0], [one.to(got[0]) for one in upstream])
@@ -87,7 +86,7 @@ def test_sums_are_those_of_the_definition(device, kind, form, sizes):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("p", [1, 2, 8, 10, 16])
+@pytest.mark.parametrize("p", [1, 2, 8, 11])
 def test_sums_of_any_width_in_columns(device, p):
     raw = normals(2, p + packed_size(p), 5003, dtype=torch.float32).to(device).mT
     check_sums(raw, p, [0, 4000, 1000, 3], "full", "regression", 1e-4)
@@ -142,7 +141,9 @@ def test_the_compiler_sees_one_graph(device):
 # Estimates from messages
 
 
-def messages(n: int, channels: int, p: int, device: torch.device | str, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+def messages(
+    n: int, channels: int, p: int, device: torch.device | str, dtype: torch.dtype = torch.float32
+) -> list[Tensor]:
     """Messages, weights and bias of a layer, and a prior."""
     width = p + packed_size(p)
     x, lin = normals(1, n, channels), normals(2, width, channels) / channels**0.5

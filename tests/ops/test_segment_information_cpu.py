@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import subprocess
 import sys
@@ -267,7 +266,7 @@ def test_obstacle_says_why_the_kernels_cannot_run(raw, p, message):
 
 
 def test_obstacle_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(fused_cpu, "HAS_NUMBA", False)
     assert obstacle(torch.zeros(1, 4, 9), 3, "full", "score") == "Numba is not installed; pip install 'fishnets[fast]'"
 
 

@@ -11,9 +11,11 @@ from torch.autograd import forward_ad
 
 from fishnets.errors import BackendUnavailableError, ConfigError
 
-__all__ = ["BACKENDS", "choose_backend", "obstacle_on_device", "transforms_active"]
+__all__ = ["BACKENDS", "HAS_NUMBA", "HAS_TRITON", "choose_backend", "obstacle_on_device", "transforms_active"]
 
 BACKENDS = ("auto", "reference", "fused")
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+HAS_NUMBA = importlib.util.find_spec("numba") is not None
 
 
 def choose_backend(backend: str, find_obstacle: Callable[[], str | None]) -> tuple[str, str]:
@@ -65,7 +67,7 @@ def obstacle_on_device(x: Tensor, parameters: Sequence[Tensor], majors: tuple[in
     """
     if not x.is_cuda:
         return f"`x` is on {x.device} and the fused backend needs a CUDA device"
-    if importlib.util.find_spec("triton") is None:
+    if not HAS_TRITON:
         return "Triton is not installed"
     if torch.cuda.get_device_capability(x.device)[0] not in majors:
         return f"{torch.cuda.get_device_name(x.device)} {fault}"

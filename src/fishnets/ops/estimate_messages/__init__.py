@@ -59,6 +59,9 @@ def estimate_messages(
     expect_bounds(ptr, x.shape[-2])
     if name == "fused":
         return fused.estimate_messages(x, lin, bias, prior, ptr, form, weight, order)
+    if name == "separate" and fused_triton.outputs_obstacle(x, len(prior)) is None:
+        # columns lie one behind the other, and the bias is added where they are read
+        return fused.estimate_messages((lin @ x.mT).mT, None, bias, prior, ptr, form, weight, order)
     parts = "reference" if name == "reference" else "auto"
     return reference.estimate_messages(x, lin, bias, prior, ptr, form, weight, order, parts)
 

@@ -29,8 +29,8 @@ __all__ = ["estimate_messages"]
 
 
 def estimate_messages(
-    x: Tensor,
-    lin: Tensor,
+    rows: Tensor,
+    lin: Tensor | None,
     bias: Tensor,
     prior: Tensor,
     ptr: Tensor,
@@ -38,15 +38,15 @@ def estimate_messages(
     weight: Tensor | None,
     order: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Estimates and own information (g, p) of groups of messages (n, C)."""
-    estimate, own, _ = _forward(x, lin, bias, prior, ptr, weight, order, form)
+    """Estimates and own information (g, p) of groups of messages (n, C) or, without a layer, of its outputs (n, K)."""
+    estimate, own, _ = _forward(rows, lin, bias, prior, ptr, weight, order, form)
     return estimate, own
 
 
 @torch.library.custom_op("fishnets::estimate_messages", mutates_args=())
 def _forward(
-    x: Tensor,
-    lin: Tensor,
+    rows: Tensor,
+    lin: Tensor | None,
     bias: Tensor,
     prior: Tensor,
     ptr: Tensor,
@@ -54,13 +54,13 @@ def _forward(
     order: Tensor | None,
     form: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return fused_triton.forward(x, lin, bias, prior, ptr, form, weight, order)
+    return fused_triton.forward(rows, lin, bias, prior, ptr, form, weight, order)
 
 
 @_forward.register_fake
 def _(
-    x: Tensor,
-    lin: Tensor,
+    rows: Tensor,
+    lin: Tensor | None,
     bias: Tensor,
     prior: Tensor,
     ptr: Tensor,
@@ -69,16 +69,16 @@ def _(
     form: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     p, num_groups = prior.shape[0], ptr.shape[0] - 1
-    estimate, own = (x.new_empty((num_groups, p), dtype=torch.float32) for _ in range(2))
-    return estimate, own, x.new_empty((p + packed_size(p), num_groups), dtype=torch.float32)
+    estimate, own = (rows.new_empty((num_groups, p), dtype=torch.float32) for _ in range(2))
+    return estimate, own, rows.new_empty((p + packed_size(p), num_groups), dtype=torch.float32)
 
 
 @torch.library.custom_op("fishnets::estimate_messages_backward", mutates_args=())
 def _gradients(
     grad_estimate: Tensor,
     grad_own: Tensor,
-    x: Tensor,
-    lin: Tensor,
+    rows: Tensor,
+    lin: Tensor | None,
     bias: Tensor,
     prior: Tensor,
     ptr: Tensor,
@@ -89,7 +89,7 @@ def _gradients(
     form: str,
     need_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    given = (x, lin, bias, prior, ptr, form, weight, order, total, estimate, need_weight)
+    given = (rows, lin, bias, prior, ptr, form, weight, order, total, estimate, need_weight)
     return fused_triton.backward(grad_estimate, grad_own, *given)
 
 
@@ -97,8 +97,8 @@ def _gradients(
 def _(
     grad_estimate: Tensor,
     grad_own: Tensor,
-    x: Tensor,
-    lin: Tensor,
+    rows: Tensor,
+    lin: Tensor | None,
     bias: Tensor,
     prior: Tensor,
     ptr: Tensor,
@@ -109,8 +109,10 @@ def _(
     form: str,
     need_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    grads = (torch.empty_like(tensor) for tensor in (x, lin, bias, prior))
-    return *grads, estimate.new_empty(x.shape[0] if need_weight else 0)  # type: ignore[return-value]
+    grad_rows = torch.empty_like(rows) if lin is not None else torch.empty_like(rows.mT.contiguous()).mT
+    layer = estimate.new_empty(0) if lin is None else torch.empty_like(lin)
+    weights = estimate.new_empty(rows.shape[0] if need_weight else 0)
+    return grad_rows, layer, torch.empty_like(bias), torch.empty_like(prior), weights
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -120,19 +122,21 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, T
 
 
 def _backward(ctx: Any, grad_estimate: Tensor, grad_own: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    x, lin, bias, prior, ptr, weight, order, total, estimate = ctx.saved_tensors
+    rows, lin, bias, prior, ptr, weight, order, total, estimate = ctx.saved_tensors
     need_weight = bool(ctx.needs_input_grad[5])
+    found: list[Any]
     if torch.is_grad_enabled():  # a gradient of this gradient is wanted
-        outputs = reference.estimate_messages(x, lin, bias, prior, ptr, ctx.form, weight, order, "reference")
-        inputs = [x, lin, bias, prior, weight] if need_weight else [x, lin, bias, prior]
-        needed = [tensor for tensor in inputs if tensor.requires_grad]
-        grads = torch.autograd.grad(outputs, needed, (grad_estimate, grad_own), create_graph=True)
-        found = iter(grads)
-        first = [next(found) if tensor.requires_grad else None for tensor in (x, lin, bias, prior)]
-        return *first, None, next(found) if need_weight else None, None, None
-    given = (x, lin, bias, prior, ptr, weight, order, total, estimate, ctx.form, need_weight)
-    *first, grad_weight = _gradients(grad_estimate, grad_own, *given)
-    return *first, None, grad_weight.to(weight) if need_weight else None, None, None
+        outputs = reference.estimate_messages(rows, lin, bias, prior, ptr, ctx.form, weight, order, "reference")
+        wanted = [rows, lin, bias, prior, weight]
+        needed = [one for one in wanted if one is not None and one.requires_grad]
+        grads = iter(torch.autograd.grad(outputs, needed, (grad_estimate, grad_own), create_graph=True))
+        found = [next(grads) if one is not None and one.requires_grad else None for one in wanted]
+    else:
+        given = (rows, lin, bias, prior, ptr, weight, order, total, estimate, ctx.form, need_weight)
+        found = list(_gradients(grad_estimate, grad_own, *given))
+        found[1] = None if lin is None else found[1]
+        found[4] = found[4].to(weight) if need_weight else None
+    return *found[:4], None, found[4], None, None
 
 
 _forward.register_autograd(_backward, setup_context=_remember)

@@ -6,18 +6,18 @@ busy, small beside the messages.
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fishnets.algebra.packing import packed_size
-from fishnets.ops.dispatch import transforms_active
+from fishnets.ops.dispatch import HAS_TRITON, transforms_active
 from fishnets.ops.schedule import owners, schedule
+from fishnets.ops.segment_information import fused_triton as segments
 from fishnets.ops.segment_information.fused_triton import FORMS, STEPS, add_rest
 
-__all__ = ["backward", "forward", "obstacle"]
+__all__ = ["backward", "forward", "obstacle", "outputs_obstacle"]
 
 MAX_PARAMS = 10  # outputs and sums of a message fill the registers of a lane
 MAX_CHANNELS = 128
@@ -27,15 +27,13 @@ PRECISIONS = {"highest": "tf32x3", "high": "tf32", "medium": "tf32"}
 
 
 def obstacle(x: Tensor, lin: Tensor, num_params: int) -> str | None:
-    """Why the kernels cannot run on these messages, or None when they can."""
+    """Why these messages and their layer cannot be fused, or None when they can."""
     if transforms_active():
         return "a function transform is active, through which the fused kernels cannot be seen"
     if not x.is_cuda:
         return f"messages are on {x.device} and the linear layer is fused on a GPU only"
-    if importlib.util.find_spec("triton") is None:
+    if not HAS_TRITON:
         return "Triton is not installed"
-    if torch.cuda.get_device_capability(x.device)[0] < 8:
-        return f"{torch.cuda.get_device_name(x.device)} has no tensor cores for float32"
     if x.ndim != 2:
         return f"messages have {x.ndim} dimensions and those of shape (n, C) are fused"
     if x.dtype not in (torch.float32, torch.bfloat16) or lin.dtype != x.dtype:
@@ -48,9 +46,16 @@ def obstacle(x: Tensor, lin: Tensor, num_params: int) -> str | None:
     return None
 
 
+def outputs_obstacle(x: Tensor, num_params: int) -> str | None:
+    """Why the outputs of a layer cannot be summed and solved in one go, or None when they can."""
+    if transforms_active() or not x.is_cuda or x.ndim != 2:
+        return "only messages (n, C) on a GPU are"
+    return segments.obstacle(x, num_params)
+
+
 def forward(
-    x: Tensor,
-    lin: Tensor,
+    rows: Tensor,
+    lin: Tensor | None,
     bias: Tensor,
     prior: Tensor,
     ptr: Tensor,
@@ -58,40 +63,63 @@ def forward(
     weight: Tensor | None,
     order: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Estimates and own information (g, p), and sums of information (p + p(p+1)/2, g), which the gradient needs."""
+    """Estimates and own information (g, p), and sums of information (p + p(p+1)/2, g), which the gradient needs.
+
+    Rows are messages (n, C) or, without a layer, its outputs (n, p + p(p+1)/2) before the bias is added.
+    """
     from fishnets.ops.estimate_messages import kernels_triton as kernels
 
     p, num_groups = len(prior), len(ptr) - 1
-    x, lin, bias = x.contiguous(), lin.contiguous(), bias.contiguous()
-    total = x.new_empty((p + packed_size(p), num_groups), dtype=torch.float32)
-    estimate, own = x.new_empty((2, num_groups, p), dtype=torch.float32)
+    estimate, own = (rows.new_empty((num_groups, p), dtype=torch.float32) for _ in range(2))
+    if lin is None:
+        total = segments.forward(rows.unsqueeze(0), p, ptr, "full", form, weight, order, bias)[0].mT
+    else:
+        total = _sum_messages(rows.contiguous(), lin, bias, p, ptr, form, weight, order)
+    if num_groups:
+        grid = (-(-num_groups // LANES),)
+        kernels.solve_nodes[grid](total, prior, estimate, own, num_groups, P=p, LANES=LANES, num_warps=2)
+    return estimate, own, total
+
+
+def _sum_messages(
+    x: Tensor,
+    lin: Tensor,
+    bias: Tensor,
+    num_params: int,
+    ptr: Tensor,
+    form: str,
+    weight: Tensor | None,
+    order: Tensor | None,
+) -> Tensor:
+    """Sums of information (p + p(p+1)/2, g)."""
+    from fishnets.ops.estimate_messages import kernels_triton as kernels
+
+    num_groups = len(ptr) - 1
+    total = x.new_empty((num_params + packed_size(num_params), num_groups), dtype=torch.float32)
     if num_groups == 0:
-        return estimate, own, total
-    typical = len(x) / num_groups
-    lanes = 4 if typical < 128 else 16
-    options = _options(x, lin, p, form, weight, order)
-    cut = schedule(ptr, STEPS * lanes, 1)
-    tile = {"num_warps": 1, "num_stages": 3} if p <= 8 else {"num_warps": 4, "num_stages": 2}
+        return total
+    lanes = 4 if len(x) < 128 * num_groups else 16
+    tile = {"num_warps": 1, "num_stages": 3} if num_params <= 8 else {"num_warps": 4, "num_stages": 2}
     items = 32 * tile["num_warps"] // lanes
-    given, sizes = (x, order, weight, lin, bias), lin.shape
+    cut, options = schedule(ptr, STEPS * lanes, 1), _options(x, lin, num_params, form, weight, order)
+    given, sizes = (x, order, weight, lin.contiguous(), bias), lin.shape
     runs = (cut.first.starts, cut.first.stops, cut.first.place, total, num_groups, num_groups)
-    kernels.sum_messages[(-(-num_groups // items),)](*given, *runs, *sizes, **options, ITEMS=items, LANES=lanes, **tile)
+    grid = (-(-num_groups // items),)
+    kernels.sum_messages[grid](*given, *runs, *sizes, **options, ITEMS=items, LANES=lanes, **tile)
     if cut.rest is not None:
-        count = len(cut.rest.starts)
+        count, tile = len(cut.rest.starts), {"num_warps": 4, "num_stages": 2}
         parts = total.new_empty((1, total.shape[0], count))
         runs = (cut.rest.starts, cut.rest.stops, cut.rest.place, parts, count, count)
-        kernels.sum_messages[(count,)](*given, *runs, *sizes, **options, ITEMS=1, LANES=TILE, num_warps=4, num_stages=2)
+        kernels.sum_messages[(count,)](*given, *runs, *sizes, **options, ITEMS=1, LANES=TILE, **tile)
         add_rest(parts, cut.heavy, cut.bounds, total.unsqueeze(0))
-    grid = (-(-num_groups // LANES),)
-    kernels.solve_nodes[grid](total, prior, estimate, own, num_groups, P=p, LANES=LANES, num_warps=2)
-    return estimate, own, total
+    return total
 
 
 def backward(
     grad_estimate: Tensor,
     grad_own: Tensor,
-    x: Tensor,
-    lin: Tensor,
+    rows: Tensor,
+    lin: Tensor | None,
     bias: Tensor,
     prior: Tensor,
     ptr: Tensor,
@@ -102,37 +130,83 @@ def backward(
     estimate: Tensor,
     need_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of messages, weights and bias of the layer, prior, and weights of messages, (0,) if not needed."""
+    """Gradients of rows, layer, bias, prior and weights of rows; that of nothing, or not needed, is (0,)."""
     from fishnets.ops.estimate_messages import kernels_triton as kernels
 
-    (num_rows, channels), (num_outputs, _), (num_groups, p) = x.shape, lin.shape, estimate.shape
-    x, lin, bias = x.contiguous(), lin.contiguous(), bias.contiguous()
-    node = estimate.new_empty((num_groups, 3 * p))
-    grad_x, grad_weight = torch.empty_like(x), estimate.new_empty(num_rows if need_weight else 0)
-    options = _options(x, lin, p, form, weight, order)
-    widths = {name: options[name] for name in ("CP", "A", "B", "HAS_ORDER", "PRECISION")}
-    programs = 4 * torch.cuda.get_device_properties(x.device).multi_processor_count
-    grad_lin = estimate.new_zeros((programs, widths["A"] + widths["B"], widths["CP"]))
-    grad_bias = estimate.new_zeros(grad_lin.shape[:2])
+    num_groups, p = estimate.shape
+    node, grad_weight = estimate.new_empty((num_groups, 3 * p)), estimate.new_empty(len(rows) if need_weight else 0)
     if num_groups:
         given = (grad_estimate.contiguous(), grad_own.contiguous(), total, prior, estimate, node, num_groups)
         kernels.nodes_backward[(-(-num_groups // LANES),)](*given, P=p, LANES=LANES, num_warps=2)
+    grad_prior = -(node[:, :p] * node[:, p : 2 * p]).sum(0)
+    options = (bias, p, ptr, form, weight, order, grad_weight)
+    found = _outputs_backward(node, rows, *options) if lin is None else _messages_backward(node, rows, lin, *options)
+    return *found, grad_prior.to(prior), grad_weight
+
+
+def _outputs_backward(
+    node: Tensor,
+    raw: Tensor,
+    bias: Tensor,
+    num_params: int,
+    ptr: Tensor,
+    form: str,
+    weight: Tensor | None,
+    order: Tensor | None,
+    grad_weight: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of outputs, of no layer, and of the bias."""
+    from fishnets.ops.estimate_messages import kernels_triton as kernels
+
+    raw, num_rows = raw.mT.contiguous(), len(raw)  # columns one behind the other, as they mostly are
+    grad = torch.empty_like(raw)
+    if num_rows:
+        given = (node, raw, order, weight, None, bias, owners(ptr, num_rows), grad, grad_weight)
+        shape: dict[str, Any] = {"CP": 1, "A": 1, "B": 0, "P": num_params, "FORM": FORMS[form], "PRECISION": "ieee"}
+        flags: dict[str, Any] = {"HAS_LAYER": False, "HAS_ORDER": order is not None, "HAS_WEIGHT": weight is not None}
+        flags |= {"NEED_WEIGHT": len(grad_weight) > 0, "M": TILE, "num_warps": 4}
+        sizes = (0, num_rows, num_rows, len(raw), 1)
+        kernels.outputs_backward[(-(-num_rows // TILE),)](*given, *sizes, **shape, **flags)
+    return grad.mT, node.new_empty(0), grad.sum(1, dtype=torch.float32).to(bias)
+
+
+def _messages_backward(
+    node: Tensor,
+    x: Tensor,
+    lin: Tensor,
+    bias: Tensor,
+    num_params: int,
+    ptr: Tensor,
+    form: str,
+    weight: Tensor | None,
+    order: Tensor | None,
+    grad_weight: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of messages, layer and bias."""
+    from fishnets.ops.estimate_messages import kernels_triton as kernels
+
+    (num_rows, channels), num_outputs = x.shape, len(lin)
+    x, lin, grad_x = x.contiguous(), lin.contiguous(), torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    options = _options(x, lin, num_params, form, weight, order)
+    widths = {name: options[name] for name in ("CP", "A", "B", "HAS_ORDER", "PRECISION")}
+    programs = 4 * torch.cuda.get_device_properties(x.device).multi_processor_count
+    grad_lin = node.new_zeros((programs, widths["A"] + widths["B"], widths["CP"]))
+    grad_bias = node.new_zeros(grad_lin.shape[:2])
     stride = min(-(-num_rows // TILE), max(1, CHUNK // num_outputs // TILE)) * TILE
     columns = node.new_empty((num_outputs, stride))
+    given = (node, x, order, weight, lin, bias, owners(ptr, num_rows), columns, grad_weight)
+    flags = {"HAS_LAYER": True, "NEED_WEIGHT": len(grad_weight) > 0, "M": TILE, "num_warps": 4}
     for start in range(0, num_rows, stride):
         length = min(stride, num_rows - start)
         sizes = (start, length, stride, num_outputs, channels)
-        rows = (node, x, order, weight, lin, bias, owners(ptr, num_rows), columns, grad_weight)
-        flags = {"NEED_WEIGHT": need_weight, "M": TILE, "num_warps": 4}
-        kernels.outputs_backward[(-(-length // TILE),)](*rows, *sizes, **options, **flags)
+        kernels.outputs_backward[(-(-length // TILE),)](*given, *sizes, **options, **flags)
         parts = (columns, x, order, grad_lin, grad_bias)
         kernels.layer_backward[(programs,)](*parts, *sizes, **widths, M=32, num_warps=4)
-        _messages_backward(columns[:, :length], lin, order, start, grad_x)
-    layer = grad_lin.sum(0)[:num_outputs, :channels].to(lin), grad_bias.sum(0)[:num_outputs].to(bias)
-    return grad_x, *layer, -(node[:, :p] * node[:, p : 2 * p]).sum(0).to(prior), grad_weight
+        _back_to_messages(columns[:, :length], lin, order, start, grad_x)
+    return grad_x, grad_lin.sum(0)[:num_outputs, :channels].to(lin), grad_bias.sum(0)[:num_outputs].to(bias)
 
 
-def _messages_backward(columns: Tensor, lin: Tensor, order: Tensor | None, start: int, grad_x: Tensor) -> None:
+def _back_to_messages(columns: Tensor, lin: Tensor, order: Tensor | None, start: int, grad_x: Tensor) -> None:
     """Writes gradients of the messages at some positions from those of their outputs, (K, length)."""
     stop = start + columns.shape[1]
     if order is None and grad_x.dtype == columns.dtype:

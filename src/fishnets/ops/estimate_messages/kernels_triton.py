@@ -18,6 +18,7 @@ import triton.language as tl
 from fishnets.ops.segment_information.kernels_triton import (
     _factor,
     _information,
+    _load,
     _packed,
     _times,
     _transposed_times,
@@ -144,13 +145,13 @@ def _minus(one, other, P: tl.constexpr):
 @triton.jit(do_not_specialize=["length"])
 def outputs_backward(
     node,  # (num_groups, 3P) lambda, estimate, gradient of the summed Fisher matrix's diagonal
-    x,  # (n, C)
+    x,  # (n, C) messages or, without a layer, (K, n) their outputs
     order,  # (n,) row of each position, or unused
     weight,  # (n,) by row, or unused
-    lin,  # (K, C)
+    lin,  # (K, C), or unused
     bias,  # (K,)
     owners,  # (n,) group of each position
-    columns,  # (K, stride) gradient of the outputs
+    columns,  # (K, stride) gradient of the outputs: by position or, without a layer, by row
     grad_weight,  # (n,), or unused
     start,
     length,
@@ -162,6 +163,7 @@ def outputs_backward(
     B: tl.constexpr,
     P: tl.constexpr,
     FORM: tl.constexpr,
+    HAS_LAYER: tl.constexpr,
     HAS_ORDER: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
     NEED_WEIGHT: tl.constexpr,
@@ -169,7 +171,6 @@ def outputs_backward(
     M: tl.constexpr,
 ):
     """Gradients of the outputs, and of the weights, at ``length`` positions from ``start`` on."""
-    channel = tl.arange(0, CP)
     within = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
     live = within < length
     position = start + within
@@ -179,11 +180,17 @@ def outputs_backward(
     scale = 1.0
     if HAS_WEIGHT:
         scale = tl.load(weight + row, mask=live, other=0.0).to(tl.float32)
-    mask = live[:, None] & (channel < C)[None, :]
-    tile = tl.load(x + row[:, None] * C + channel[None, :], mask=mask, other=0.0)
-    outputs = _apart(_product(tile, lin, bias, 0, A, C, CP, K, PRECISION), M, A)
-    if B > 0:
-        outputs = outputs + _apart(_product(tile, lin, bias, A, B, C, CP, K, PRECISION), M, B)
+    if HAS_LAYER:
+        spot = columns + within
+        channel = tl.arange(0, CP)
+        mask = live[:, None] & (channel < C)[None, :]
+        tile = tl.load(x + row[:, None] * C + channel[None, :], mask=mask, other=0.0)
+        outputs = _apart(_product(tile, lin, bias, 0, A, C, CP, K, PRECISION), M, A)
+        if B > 0:
+            outputs = outputs + _apart(_product(tile, lin, bias, A, B, C, CP, K, PRECISION), M, B)
+    else:
+        spot = columns + row
+        outputs = _load(x + row, live, stride, bias, 0, P + P * (P + 1) // 2, True)
     a = outputs[:P]
     L = _factor(outputs[P:], live, P, P, 0)
     place = node + tl.load(owners + position, mask=live, other=0).to(tl.int64) * (3 * P)
@@ -211,16 +218,16 @@ def outputs_backward(
                 if k <= i:
                     share += h[i] * L[_packed(i, k)] * L[_packed(i, k)]
         tl.store(grad_weight + row, share, mask=live)
-    spot = columns + within
+    kind = columns.dtype.element_ty
     for k in tl.static_range(P):
-        tl.store(spot + _wide(k) * stride, scale * grad_a[k], mask=live)
+        tl.store(spot + _wide(k) * stride, (scale * grad_a[k]).to(kind), mask=live)
     for i in tl.static_range(P):
         for k in tl.static_range(i + 1):
             entry = L[_packed(i, k)]
             value = 2.0 * h[i] * entry - towards[i] * behind[k] - z[i] * v[k]
             if i == k:
                 value = value * (1.0 - tl.exp(-entry))  # the slope of softplus
-            tl.store(spot + _wide(P + _packed(i, k)) * stride, scale * value, mask=live)
+            tl.store(spot + _wide(P + _packed(i, k)) * stride, (scale * value).to(kind), mask=live)
 
 
 @triton.jit

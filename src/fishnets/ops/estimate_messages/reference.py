@@ -25,7 +25,7 @@ __all__ = ["estimate_messages"]
 
 def estimate_messages(
     x: Tensor,
-    lin: Tensor,
+    lin: Tensor | None,
     bias: Tensor,
     prior: Tensor,
     ptr: Tensor,
@@ -34,16 +34,15 @@ def estimate_messages(
     order: Tensor | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """Estimates and own information (*, g, p) of groups of messages (*, n, C); the parts choose their own backends."""
-    p = len(prior)
-    if x.is_cuda and x.ndim == 2:  # columns lie one behind the other, and the bias is added where they are read
-        raw, added = (lin @ x.mT).mT, bias
-    else:
-        raw, added = linear(x, lin, bias), None
+    """Estimates and own information (*, g, p) of groups of messages (*, n, C); the parts choose their own backends.
+
+    Without a layer, ``x`` holds its outputs before the bias is added.
+    """
+    p, raw = len(prior), x + bias if lin is None else linear(x, lin, bias)
     with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
-        given: dict[str, Any] = {"weight": weight, "order": order, "bias": added}
-        score, packed = segment_information(raw, p, ptr, "full", form, **given, backend=backend)
+        given: dict[str, Any] = {"weight": weight, "order": order, "backend": backend}
+        score, packed = segment_information(raw, p, ptr, "full", form, **given)
         diagonal = diagonal_positions(p, packed.device)
         spread = packed.new_zeros(packed.shape[-1]).index_copy(0, diagonal, prior.to(packed))
         estimate, _ = solve_information(score, packed + spread, backend)
-        return estimate, packed[..., diagonal]
+        return estimate, packed.index_select(-1, diagonal)

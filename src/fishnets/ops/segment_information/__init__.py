@@ -28,7 +28,6 @@ def segment_information(
     *,
     weight: Tensor | None = None,
     order: Tensor | None = None,
-    bias: Tensor | None = None,
     common_size: int | None = None,
     backend: str = "auto",
     check_finite: bool = False,
@@ -48,7 +47,6 @@ def segment_information(
             (:math:`t = L L^\\top a`).
         weight: How much each row counts, shape :math:`(n,)`.
         order: Row at each position, where rows are not in the order of their groups, shape :math:`(n,)`.
-        bias: Added to every row first, shape :math:`(p + w,)`.
         common_size: The size of every group, where the caller knows that they are equal; ``ptr`` is then not looked at.
         backend: ``"auto"``, ``"reference"`` or ``"fused"``.
         check_finite: Whether to look for outputs that are not finite, and name the first row that has one.
@@ -71,10 +69,10 @@ def segment_information(
     if common_size is None:
         expect_bounds(ptr, raw.shape[-2])
     if name == "reference":
-        total = reference.sum_information(raw, num_params, ptr, kind, form, weight, order, bias, common_size)
+        total = reference.sum_information(raw, num_params, ptr, kind, form, weight, order, common_size)
     else:
         flat = raw.reshape(raw.shape[:-2].numel(), *raw.shape[-2:])
-        total = fused.sum_information(flat, num_params, ptr, kind, form, weight, order, bias)
+        total = fused.sum_information(flat, num_params, ptr, kind, form, weight, order)
         total = total.reshape(*raw.shape[:-2], *total.shape[1:])
     return total[..., :num_params], total[..., num_params:]
 

@@ -44,10 +44,9 @@ def sum_information(
     form: str,
     weight: Tensor | None,
     order: Tensor | None,
-    bias: Tensor | None,
 ) -> Tensor:
     """Sums (B, g, p + p(p+1)/2) over groups of raw outputs (B, n, p + w), in float32 or better."""
-    total: Tensor = _forward(raw, ptr, weight, order, bias, num_params, kind, form)
+    total: Tensor = _forward(raw, ptr, weight, order, num_params, kind, form)
     return total
 
 
@@ -57,13 +56,12 @@ def _forward(
     ptr: Tensor,
     weight: Tensor | None,
     order: Tensor | None,
-    bias: Tensor | None,
     num_params: int,
     kind: str,
     form: str,
 ) -> Tensor:
     kernels: Any = fused_triton if raw.is_cuda else fused_cpu
-    total: Tensor = kernels.forward(raw, num_params, ptr, kind, form, weight, order, bias)
+    total: Tensor = kernels.forward(raw, num_params, ptr, kind, form, weight, order)
     return total
 
 
@@ -73,7 +71,6 @@ def _(
     ptr: Tensor,
     weight: Tensor | None,
     order: Tensor | None,
-    bias: Tensor | None,
     num_params: int,
     kind: str,
     form: str,
@@ -92,14 +89,13 @@ def _gradients(
     ptr: Tensor,
     weight: Tensor | None,
     order: Tensor | None,
-    bias: Tensor | None,
     num_params: int,
     kind: str,
     form: str,
     need_weight: bool,
 ) -> tuple[Tensor, Tensor]:
     kernels: Any = fused_triton if raw.is_cuda else fused_cpu
-    options = (raw, num_params, ptr, kind, form, weight, order, bias, need_weight)
+    options = (raw, num_params, ptr, kind, form, weight, order, need_weight)
     grad_raw, grad_weight = kernels.backward(grad, *options)
     return grad_raw, raw.new_empty(0) if grad_weight is None else grad_weight
 
@@ -111,7 +107,6 @@ def _(
     ptr: Tensor,
     weight: Tensor | None,
     order: Tensor | None,
-    bias: Tensor | None,
     num_params: int,
     kind: str,
     form: str,
@@ -128,16 +123,15 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    raw, ptr, weight, order, bias = ctx.saved_tensors
+    raw, ptr, weight, order = ctx.saved_tensors
     options: tuple[int, str, str] = ctx.options
-    need_weight, need_bias = bool(ctx.needs_input_grad[2]), bool(ctx.needs_input_grad[4])
+    need_weight = bool(ctx.needs_input_grad[2])
     if torch.is_grad_enabled():  # a gradient of this gradient is wanted
-        found = reference.gradients(grad, raw, ptr, weight, order, bias, *options, need_weight)
+        found = reference.gradients(grad, raw, ptr, weight, order, *options, need_weight)
     else:
-        found = _gradients(grad, raw, ptr, weight, order, bias, *options, need_weight)
+        found = _gradients(grad, raw, ptr, weight, order, *options, need_weight)
     grad_weight = found[1].to(weight) if need_weight else None
-    grad_bias = found[0].sum((0, 1), dtype=grad.dtype).to(bias) if need_bias else None
-    return found[0], None, grad_weight, None, grad_bias, None, None, None
+    return found[0], None, grad_weight, None, None, None, None
 
 
 _forward.register_autograd(_backward, setup_context=_remember)

@@ -21,7 +21,6 @@ last bit for any number of them. The kernels are in :mod:`~fishnets.ops.segment_
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +32,7 @@ import torch
 from torch import Tensor
 
 from fishnets.algebra.packing import packed_size
+from fishnets.ops.dispatch import HAS_NUMBA
 from fishnets.ops.segment_information.kernels_numba import Case, pull_kernel, sum_kernel
 from fishnets.ops.segment_information.reference import segment_sum
 
@@ -57,7 +57,7 @@ def obstacle(raw: Tensor, num_params: int, kind: str, form: str) -> str | None:
         return f"`raw` is {raw.dtype} and the CPU kernels take float32, float64, bfloat16 and float16"
     if num_params > MAX_PARAMS:
         return f"`num_params` is {num_params} and the CPU kernels are written out for at most {MAX_PARAMS}"
-    if importlib.util.find_spec("numba") is None:
+    if not HAS_NUMBA:
         return "Numba is not installed; pip install 'fishnets[fast]'"
     return None
 
@@ -70,7 +70,6 @@ def forward(
     form: str,
     weight: Tensor | None = None,
     order: Tensor | None = None,
-    bias: Tensor | None = None,
 ) -> Tensor:
     r"""Sums the information of rows over groups.
 
@@ -84,12 +83,11 @@ def forward(
         form: ``"score"``, ``"location"`` or, where the factor is square, ``"regression"``.
         weight: Scales of the rows, shape :math:`(n,)`.
         order: The row at each position, int64, shape :math:`(n,)`, a permutation; default: as they come.
-        bias: Added to every row first, shape :math:`(p + w,)`.
 
     Returns:
         Score and packed Fisher matrix of each group, shape :math:`(B, g, p + p(p+1)/2)`, in float32 or better.
     """
-    source, (bounds, chunks) = _biased(raw, bias), _chunks(ptr)
+    source, (bounds, chunks) = _at_least_float32(raw), _chunks(ptr)
     dense = source.stride(-1) == 1
     kernel = sum_kernel(Case(num_params, kind, form, str(source.numpy().dtype), dense, order is not None))
     part = source.new_empty(len(raw), len(bounds) - 1, num_params + packed_size(num_params))
@@ -106,7 +104,6 @@ def backward(
     form: str,
     weight: Tensor | None = None,
     order: Tensor | None = None,
-    bias: Tensor | None = None,
     need_weight: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     r"""Pulls the gradient of the sums back to the rows.
@@ -119,7 +116,7 @@ def backward(
     Returns:
         Gradients of ``raw``, in its dtype, and of ``weight``, shape :math:`(n,)`, or None.
     """
-    source, (bounds, chunks) = _biased(raw, bias), _chunks(ptr)
+    source, (bounds, chunks) = _at_least_float32(raw), _chunks(ptr)
     grad = _empty_like(source)
     dense = source.stride(-1) == grad.stride(-1) == 1
     case = Case(num_params, kind, form, str(source.numpy().dtype), dense, order is not None, need_weight)
@@ -131,10 +128,8 @@ def backward(
     return grad.to(raw.dtype), grad_weight.sum(0) if need_weight else None
 
 
-def _biased(raw: Tensor, bias: Tensor | None) -> Tensor:
-    """Rows in float32 or better, with the bias added."""
-    source = raw.detach().to(torch.promote_types(raw.dtype, torch.float32))
-    return source if bias is None else source + bias.detach().to(source)
+def _at_least_float32(raw: Tensor) -> Tensor:
+    return raw.detach().to(torch.promote_types(raw.dtype, torch.float32))
 
 
 def _empty_like(source: Tensor) -> Tensor:

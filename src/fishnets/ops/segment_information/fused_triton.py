@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from fishnets.algebra.cholesky import factor_rank
 from fishnets.algebra.packing import packed_size
+from fishnets.ops.dispatch import HAS_TRITON
 from fishnets.ops.schedule import owners, schedule
 
 __all__ = ["FORMS", "MAX_PARAMS", "add_rest", "backward", "forward", "obstacle"]
@@ -24,7 +24,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 def obstacle(raw: Tensor, num_params: int) -> str | None:
     """Why the kernels cannot run on these outputs, or None when they can."""
-    if importlib.util.find_spec("triton") is None:
+    if not HAS_TRITON:
         return "Triton is not installed"
     if raw.dtype not in DTYPES:
         return f"the outputs are {raw.dtype} and float32, bfloat16 and float16 are fused on a GPU"
@@ -45,7 +45,10 @@ def forward(
     order: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Sums of the groups, float32, shape (B, g, p + p(p+1)/2), columns one behind the other in memory."""
+    """Sums of the groups, float32, shape (B, g, p + p(p+1)/2), columns one behind the other in memory.
+
+    A bias (p + w,) is added to every row first.
+    """
     from fishnets.ops.segment_information import kernels_triton as kernels
 
     (batch, num_rows, _), num_groups = raw.shape, len(ptr) - 1
@@ -86,7 +89,6 @@ def backward(
     form: str,
     weight: Tensor | None = None,
     order: Tensor | None = None,
-    bias: Tensor | None = None,
     need_weight: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Gradients of the outputs, in their layout, and of the weights (n,) where they are needed."""
@@ -98,8 +100,8 @@ def backward(
     if num_rows and batch:
         rows = grad.to(torch.float32).contiguous()
         options = _options(raw, num_params, kind, form, weight, order)
-        flags = {"HAS_BIAS": bias is not None, "NEED_WEIGHT": need_weight, "LANES": 64, "num_warps": 2}
-        given = (rows, raw, order, weight, bias, owners(ptr, num_rows), grad_raw, grad_weight, num_groups, num_rows)
+        flags = {"NEED_WEIGHT": need_weight, "LANES": 64, "num_warps": 2}
+        given = (rows, raw, order, weight, owners(ptr, num_rows), grad_raw, grad_weight, num_groups, num_rows)
         strides = (*raw.stride(), *grad_raw.stride())
         kernels.rows_backward[-(-num_rows // 64), batch](*given, *strides, **options, **flags)
     return grad_raw, None if grad_weight is None else grad_weight.sum(0)

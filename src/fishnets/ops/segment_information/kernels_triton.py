@@ -212,7 +212,6 @@ def rows_backward(
     raw,  # (B, n, K) with strides
     order,  # (n,) row of each position, or unused
     weight,  # (n,) by row, or unused
-    bias,  # (K,) added to every row, or unused
     owners,  # (n,) group of each position
     grad_raw,  # (B, n, K) with strides
     grad_weight,  # (B, n), or unused
@@ -230,7 +229,6 @@ def rows_backward(
     FORM: tl.constexpr,
     HAS_ORDER: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
     NEED_WEIGHT: tl.constexpr,
     LANES: tl.constexpr,
 ):
@@ -244,12 +242,12 @@ def rows_backward(
         row = tl.load(order + position, mask=live, other=0)
     owner = tl.load(owners + position, mask=live, other=0)
     base = raw + batch * stride_batch + row * stride_row
-    vector = _load(base, live, stride_column, bias, 0, P, HAS_BIAS)
-    outputs = _load(base, live, stride_column, bias, P, _width(KIND, P, R), HAS_BIAS)
+    vector = _load(base, live, stride_column, 0, 0, P, False)
+    outputs = _load(base, live, stride_column, 0, P, _width(KIND, P, R), False)
     entries = _factor(outputs, live, P, R, KIND)
     upstream = grad + (batch * num_groups + owner) * WIDTH
-    g = _load(upstream, live, 1, bias, 0, P, False)  # of the score
-    G = _load(upstream, live, 1, bias, P, WIDTH - P, False)  # of the packed Fisher matrix
+    g = _load(upstream, live, 1, 0, 0, P, False)  # of the score
+    G = _load(upstream, live, 1, 0, P, WIDTH - P, False)  # of the packed Fisher matrix
     target = grad_raw + batch * grad_stride_batch + row * grad_stride_row
     scale = 1.0
     if HAS_WEIGHT:

@@ -35,14 +35,11 @@ def sum_information(
     form: str,
     weight: Tensor | None = None,
     order: Tensor | None = None,
-    bias: Tensor | None = None,
     common_size: int | None = None,
 ) -> Tensor:
     """Sums (*, g, p + p(p+1)/2) over groups of raw outputs (*, n, p + w)."""
     if raw.dtype in (torch.float16, torch.bfloat16):
         raw = raw.float()  # sums need more
-    if bias is not None:
-        raw = raw + bias.to(raw)
     rows = information_rows(raw, num_params, kind, form)
     if weight is not None:
         rows = rows * weight.to(rows).unsqueeze(-1)
@@ -71,14 +68,13 @@ def gradients(
     ptr: Tensor,
     weight: Tensor | None,
     order: Tensor | None,
-    bias: Tensor | None,
     num_params: int,
     kind: str,
     form: str,
     need_weight: bool,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of outputs and weights that can be differentiated again."""
-    total = sum_information(raw, num_params, ptr, kind, form, weight, order, bias)
+    total = sum_information(raw, num_params, ptr, kind, form, weight, order)
     inputs = [raw, weight] if need_weight and weight is not None else [raw]
     found = torch.autograd.grad(total, inputs, grad, create_graph=True)
     return found[0], found[-1]

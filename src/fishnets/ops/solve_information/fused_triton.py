@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import torch
 from torch import Tensor
 
 from fishnets.algebra.packing import packed_size
+from fishnets.ops.dispatch import HAS_TRITON
 
 __all__ = ["MAX_PARAMS", "backward", "forward", "obstacle"]
 
@@ -17,7 +16,7 @@ LANES = 64
 
 def obstacle(score: Tensor) -> str | None:
     """Why the kernels cannot run on these systems, or None when they can."""
-    if importlib.util.find_spec("triton") is None:
+    if not HAS_TRITON:
         return "Triton is not installed"
     if score.dtype != torch.float32:
         return f"the systems are {score.dtype} and float32 is fused on a GPU"

@@ -192,7 +192,7 @@ def _messages_backward(
     programs = 4 * torch.cuda.get_device_properties(x.device).multi_processor_count
     grad_lin = node.new_zeros((programs, widths["A"] + widths["B"], widths["CP"]))
     grad_bias = node.new_zeros(grad_lin.shape[:2])
-    stride = min(-(-num_rows // TILE), max(1, CHUNK // num_outputs // TILE)) * TILE
+    stride = max(1, min(-(-num_rows // TILE), CHUNK // num_outputs // TILE)) * TILE
     columns = node.new_empty((num_outputs, stride))
     given = (node, x, order, weight, lin, bias, owners(ptr, num_rows), columns, grad_weight)
     flags = {"HAS_LAYER": True, "NEED_WEIGHT": len(grad_weight) > 0, "M": TILE, "num_warps": 4}

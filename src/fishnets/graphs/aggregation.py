@@ -297,7 +297,7 @@ def expect_weights(name: str, weight: Tensor, num_messages: int) -> None:
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """A context in which nothing is rounded to half precision: sums and factorisations need more."""
-    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
+    return torch.autocast(device.type, enabled=False) if _autocasts(device) else nullcontext()
 
 
 def _autocasts(device: torch.device) -> bool:

@@ -16,6 +16,8 @@ of gradients are taken through the reference.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,12 +41,12 @@ def estimate_messages(
     order: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Estimates and own information (g, p) of groups of messages (n, C) or, without a layer, of its outputs (n, K)."""
-    estimate, own, _ = _forward(rows, lin, bias, prior, ptr, weight, order, form)
+    call: Any = _forward if torch.compiler.is_compiling() else _Estimate.apply
+    estimate, own, _ = call(rows, lin, bias, prior, ptr, weight, order, form)
     return estimate, own
 
 
-@torch.library.custom_op("fishnets::estimate_messages", mutates_args=())
-def _forward(
+def _compute(
     rows: Tensor,
     lin: Tensor | None,
     bias: Tensor,
@@ -55,6 +57,9 @@ def _forward(
     form: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return fused_triton.forward(rows, lin, bias, prior, ptr, form, weight, order)
+
+
+_forward = torch.library.custom_op("fishnets::estimate_messages", _compute, mutates_args=())
 
 
 @_forward.register_fake
@@ -73,8 +78,7 @@ def _(
     return estimate, own, rows.new_empty((p + packed_size(p), num_groups), dtype=torch.float32)
 
 
-@torch.library.custom_op("fishnets::estimate_messages_backward", mutates_args=())
-def _gradients(
+def _compute_gradients(
     grad_estimate: Tensor,
     grad_own: Tensor,
     rows: Tensor,
@@ -91,6 +95,9 @@ def _gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     given = (rows, lin, bias, prior, ptr, form, weight, order, total, estimate, need_weight)
     return fused_triton.backward(grad_estimate, grad_own, *given)
+
+
+_gradients = torch.library.custom_op("fishnets::estimate_messages_backward", _compute_gradients, mutates_args=())
 
 
 @_gradients.register_fake
@@ -121,7 +128,7 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, T
     ctx.mark_non_differentiable(output[2])
 
 
-def _backward(ctx: Any, grad_estimate: Tensor, grad_own: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(gradients: Callable[..., Any], ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
     rows, lin, bias, prior, ptr, weight, order, total, estimate = ctx.saved_tensors
     need_weight = bool(ctx.needs_input_grad[5])
     found: list[Any]
@@ -129,14 +136,22 @@ def _backward(ctx: Any, grad_estimate: Tensor, grad_own: Tensor, _: Tensor) -> t
         outputs = reference.estimate_messages(rows, lin, bias, prior, ptr, ctx.form, weight, order, "reference")
         wanted = [rows, lin, bias, prior, weight]
         needed = [one for one in wanted if one is not None and one.requires_grad]
-        grads = iter(torch.autograd.grad(outputs, needed, (grad_estimate, grad_own), create_graph=True))
-        found = [next(grads) if one is not None and one.requires_grad else None for one in wanted]
+        twice = iter(torch.autograd.grad(outputs, needed, grads[:2], create_graph=True))
+        found = [next(twice) if one is not None and one.requires_grad else None for one in wanted]
     else:
         given = (rows, lin, bias, prior, ptr, weight, order, total, estimate, ctx.form, need_weight)
-        found = list(_gradients(grad_estimate, grad_own, *given))
+        found = list(gradients(*grads[:2], *given))
         found[1] = None if lin is None else found[1]
         found[4] = found[4].to(weight) if need_weight else None
     return *found[:4], None, found[4], None, None
 
 
-_forward.register_autograd(_backward, setup_context=_remember)
+_forward.register_autograd(partial(_backward, _gradients), setup_context=_remember)
+
+
+class _Estimate(torch.autograd.Function):
+    """The same without the layers of a custom operation, which take longer than the kernels of a small graph."""
+
+    forward = staticmethod(_compute)
+    setup_context = staticmethod(_remember)
+    backward = staticmethod(partial(_backward, _compute_gradients))

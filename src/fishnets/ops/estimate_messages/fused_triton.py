@@ -21,7 +21,7 @@ __all__ = ["backward", "forward", "obstacle", "outputs_obstacle"]
 
 MAX_PARAMS = 10  # outputs and sums of a message fill the registers of a lane
 MAX_CHANNELS = 128
-CHUNK = 2**26
+CHUNK = 54_000_000  # numbers: 0.2 GiB
 TILE, LANES = 128, 64
 PRECISIONS = {"highest": "tf32x3", "high": "tf32", "medium": "tf32"}
 
@@ -134,11 +134,11 @@ def backward(
     from fishnets.ops.estimate_messages import kernels_triton as kernels
 
     num_groups, p = estimate.shape
-    node, grad_weight = estimate.new_empty((num_groups, 3 * p)), estimate.new_empty(len(rows) if need_weight else 0)
+    node, grad_weight = estimate.new_empty((3 * p, num_groups)), estimate.new_empty(len(rows) if need_weight else 0)
     if num_groups:
         given = (grad_estimate.contiguous(), grad_own.contiguous(), total, prior, estimate, node, num_groups)
         kernels.nodes_backward[(-(-num_groups // LANES),)](*given, P=p, LANES=LANES, num_warps=2)
-    grad_prior = -(node[:, :p] * node[:, p : 2 * p]).sum(0)
+    grad_prior = -(node[:p] * node[p : 2 * p]).sum(1)
     options = (bias, p, ptr, form, weight, order, grad_weight)
     found = _outputs_backward(node, rows, *options) if lin is None else _messages_backward(node, rows, lin, *options)
     return *found, grad_prior.to(prior), grad_weight
@@ -165,7 +165,7 @@ def _outputs_backward(
         shape: dict[str, Any] = {"CP": 1, "A": 1, "B": 0, "P": num_params, "FORM": FORMS[form], "PRECISION": "ieee"}
         flags: dict[str, Any] = {"HAS_LAYER": False, "HAS_ORDER": order is not None, "HAS_WEIGHT": weight is not None}
         flags |= {"NEED_WEIGHT": len(grad_weight) > 0, "M": TILE, "num_warps": 4}
-        sizes = (0, num_rows, num_rows, len(raw), 1)
+        sizes = (node.shape[1], 0, num_rows, num_rows, len(raw), 1)
         kernels.outputs_backward[(-(-num_rows // TILE),)](*given, *sizes, **shape, **flags)
     return grad.mT, node.new_empty(0), grad.sum(1, dtype=torch.float32).to(bias)
 
@@ -192,14 +192,15 @@ def _messages_backward(
     programs = 4 * torch.cuda.get_device_properties(x.device).multi_processor_count
     grad_lin = node.new_zeros((programs, widths["A"] + widths["B"], widths["CP"]))
     grad_bias = node.new_zeros(grad_lin.shape[:2])
-    stride = max(1, min(-(-num_rows // TILE), CHUNK // num_outputs // TILE)) * TILE
+    num_chunks = max(1, -(-num_rows * num_outputs // CHUNK))
+    stride = max(1, -(-num_rows // (num_chunks * TILE))) * TILE
     columns = node.new_empty((num_outputs, stride))
     given = (node, x, order, weight, lin, bias, owners(ptr, num_rows), columns, grad_weight)
     flags = {"HAS_LAYER": True, "NEED_WEIGHT": len(grad_weight) > 0, "M": TILE, "num_warps": 4}
     for start in range(0, num_rows, stride):
         length = min(stride, num_rows - start)
         sizes = (start, length, stride, num_outputs, channels)
-        kernels.outputs_backward[(-(-length // TILE),)](*given, *sizes, **options, **flags)
+        kernels.outputs_backward[(-(-length // TILE),)](*given, node.shape[1], *sizes, **options, **flags)
         parts = (columns, x, order, grad_lin, grad_bias)
         kernels.layer_backward[(programs,)](*parts, *sizes, **widths, M=32, num_warps=4)
         _back_to_messages(columns[:, :length], lin, order, start, grad_x)

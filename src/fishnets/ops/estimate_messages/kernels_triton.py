@@ -126,11 +126,11 @@ def sum_messages(
 
 
 @triton.jit
-def _numbers(place, FIRST: tl.constexpr, COUNT: tl.constexpr):
-    """COUNT numbers side by side, from the one FIRST behind ``place`` on."""
+def _numbers(place, stride, FIRST: tl.constexpr, COUNT: tl.constexpr):
+    """COUNT columns at ``place``, from the one FIRST on."""
     values = ()
     for k in tl.static_range(COUNT):
-        values = values + (tl.load(place + (FIRST + k)),)
+        values = values + (tl.load(place + _wide(FIRST + k) * stride),)
     return values
 
 
@@ -142,9 +142,9 @@ def _minus(one, other, P: tl.constexpr):
     return out
 
 
-@triton.jit(do_not_specialize=["length"])
+@triton.jit(do_not_specialize=["length", "num_groups"])
 def outputs_backward(
-    node,  # (num_groups, 3P) lambda, estimate, gradient of the summed Fisher matrix's diagonal
+    node,  # (3P, num_groups) lambda, estimate, gradient of the summed Fisher matrix's diagonal
     x,  # (n, C) messages or, without a layer, (K, n) their outputs
     order,  # (n,) row of each position, or unused
     weight,  # (n,) by row, or unused
@@ -153,6 +153,7 @@ def outputs_backward(
     owners,  # (n,) group of each position
     columns,  # (K, stride) gradient of the outputs: by position or, without a layer, by row
     grad_weight,  # (n,), or unused
+    num_groups,
     start,
     length,
     stride,
@@ -193,10 +194,10 @@ def outputs_backward(
         outputs = _load(x + row, live, stride, bias, 0, P + P * (P + 1) // 2, True)
     a = outputs[:P]
     L = _factor(outputs[P:], live, P, P, 0)
-    place = node + tl.load(owners + position, mask=live, other=0).to(tl.int64) * (3 * P)
-    towards = _numbers(place, 0, P)  # lambda
-    z = _numbers(place, P, P)
-    h = _numbers(place, 2 * P, P)
+    place = node + tl.load(owners + position, mask=live, other=0)
+    towards = _numbers(place, num_groups, 0, P)  # lambda
+    z = _numbers(place, num_groups, P, P)
+    h = _numbers(place, num_groups, 2 * P, P)
     u = _transposed_times(L, z, P, P, 0)
     v = _transposed_times(L, towards, P, P, 0)
     behind = u  # what multiplies -lambda in the gradient of the factor
@@ -337,7 +338,7 @@ def nodes_backward(
     total,  # (P + P(P+1)/2, num_groups)
     prior,  # (P,)
     estimate,  # (num_groups, P)
-    node,  # (num_groups, 3P) lambda, estimate, gradient of the summed Fisher matrix's diagonal
+    node,  # (3P, num_groups) lambda, estimate, gradient of the summed Fisher matrix's diagonal
     num_groups,
     P: tl.constexpr,
     LANES: tl.constexpr,
@@ -352,7 +353,8 @@ def nodes_backward(
         gradient = gradient + (tl.load(grad_estimate + place * P + i, mask=real, other=0.0),)
     towards = _substitute(lower, inverse, gradient, P)
     for i in tl.static_range(P):
-        spot = node + place * (3 * P) + i
-        tl.store(spot, towards[i], mask=real)
-        tl.store(spot + P, tl.load(estimate + place * P + i, mask=real), mask=real)
-        tl.store(spot + 2 * P, tl.load(grad_own + place * P + i, mask=real), mask=real)
+        z = tl.load(estimate + place * P + i, mask=real)
+        h = tl.load(grad_own + place * P + i, mask=real)
+        tl.store(node + _wide(i) * num_groups + place, towards[i], mask=real)
+        tl.store(node + _wide(P + i) * num_groups + place, z, mask=real)
+        tl.store(node + _wide(2 * P + i) * num_groups + place, h, mask=real)

@@ -13,6 +13,8 @@ on the entries of the factor that exist. Gradients of gradients are taken throug
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,12 +48,12 @@ def sum_information(
     order: Tensor | None,
 ) -> Tensor:
     """Sums (B, g, p + p(p+1)/2) over groups of raw outputs (B, n, p + w), in float32 or better."""
-    total: Tensor = _forward(raw, ptr, weight, order, num_params, kind, form)
+    call: Any = _forward if torch.compiler.is_compiling() else _Sum.apply
+    total: Tensor = call(raw, ptr, weight, order, num_params, kind, form)
     return total
 
 
-@torch.library.custom_op("fishnets::segment_information", mutates_args=())
-def _forward(
+def _compute(
     raw: Tensor,
     ptr: Tensor,
     weight: Tensor | None,
@@ -63,6 +65,9 @@ def _forward(
     kernels: Any = fused_triton if raw.is_cuda else fused_cpu
     total: Tensor = kernels.forward(raw, num_params, ptr, kind, form, weight, order)
     return total
+
+
+_forward = torch.library.custom_op("fishnets::segment_information", _compute, mutates_args=())
 
 
 @_forward.register_fake
@@ -82,8 +87,7 @@ def _(
     return raw.new_empty(shape, dtype=dtype)
 
 
-@torch.library.custom_op("fishnets::segment_information_backward", mutates_args=())
-def _gradients(
+def _compute_gradients(
     grad: Tensor,
     raw: Tensor,
     ptr: Tensor,
@@ -98,6 +102,9 @@ def _gradients(
     options = (raw, num_params, ptr, kind, form, weight, order, need_weight)
     grad_raw, grad_weight = kernels.backward(grad, *options)
     return grad_raw, raw.new_empty(0) if grad_weight is None else grad_weight
+
+
+_gradients = torch.library.custom_op("fishnets::segment_information_backward", _compute_gradients, mutates_args=())
 
 
 @_gradients.register_fake
@@ -122,16 +129,24 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.options = num_params, kind, form
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(gradients: Callable[..., Any], ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     raw, ptr, weight, order = ctx.saved_tensors
     options: tuple[int, str, str] = ctx.options
     need_weight = bool(ctx.needs_input_grad[2])
     if torch.is_grad_enabled():  # a gradient of this gradient is wanted
         found = reference.gradients(grad, raw, ptr, weight, order, *options, need_weight)
     else:
-        found = _gradients(grad, raw, ptr, weight, order, *options, need_weight)
+        found = gradients(grad, raw, ptr, weight, order, *options, need_weight)
     grad_weight = found[1].to(weight) if need_weight else None
     return found[0], None, grad_weight, None, None, None, None
 
 
-_forward.register_autograd(_backward, setup_context=_remember)
+_forward.register_autograd(partial(_backward, _gradients), setup_context=_remember)
+
+
+class _Sum(torch.autograd.Function):
+    """The same without the layers of a custom operation, which take longer than the kernels of a small graph."""
+
+    forward = staticmethod(_compute)
+    setup_context = staticmethod(_remember)
+    backward = staticmethod(partial(_backward, _compute_gradients))

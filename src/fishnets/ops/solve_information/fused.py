@@ -9,6 +9,8 @@ whose packed entries off the diagonal count both halves. Gradients of gradients 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,7 +35,8 @@ def obstacle(score: Tensor) -> str | None:
 
 def solve_systems(score: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
     """Estimates (n, p) and log-determinants (n,) of scores (n, p) and packed precisions (n, p(p+1)/2)."""
-    estimate, log_determinant = _forward(score, precision)
+    call: Any = _forward if torch.compiler.is_compiling() else _Solve.apply
+    estimate, log_determinant = call(score, precision)
     return estimate, log_determinant
 
 
@@ -41,10 +44,12 @@ def _kernels(score: Tensor) -> Any:
     return fused_triton if score.is_cuda else fused_cpu
 
 
-@torch.library.custom_op("fishnets::solve_information", mutates_args=())
-def _forward(score: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
+def _compute(score: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
     found: tuple[Tensor, Tensor] = _kernels(score).forward(score, precision)
     return found[0].contiguous(), found[1]
+
+
+_forward = torch.library.custom_op("fishnets::solve_information", _compute, mutates_args=())
 
 
 @_forward.register_fake
@@ -52,12 +57,14 @@ def _(score: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
     return score.new_empty(score.shape), score.new_empty(score.shape[0])
 
 
-@torch.library.custom_op("fishnets::solve_information_backward", mutates_args=())
-def _gradients(
+def _compute_gradients(
     grad_estimate: Tensor, grad_log_determinant: Tensor | None, precision: Tensor, estimate: Tensor
 ) -> tuple[Tensor, Tensor]:
     found = _kernels(estimate).backward(grad_estimate, grad_log_determinant, precision, estimate)
     return found[0].contiguous(), found[1].contiguous()
+
+
+_gradients = torch.library.custom_op("fishnets::solve_information_backward", _compute_gradients, mutates_args=())
 
 
 @_gradients.register_fake
@@ -72,14 +79,16 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) 
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, grad_estimate: Tensor | None, grad_log: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+def _backward(
+    gradients: Callable[..., Any], ctx: Any, grad_estimate: Tensor | None, grad_log: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
     score, precision, estimate = ctx.saved_tensors
     if grad_estimate is None and grad_log is None:
         return None, None
     if torch.is_grad_enabled():  # a gradient of this gradient is wanted
         return _differentiable(score, precision, grad_estimate, grad_log)
     given = torch.zeros_like(estimate) if grad_estimate is None else grad_estimate
-    found: tuple[Tensor, Tensor] = _gradients(given, grad_log, precision, estimate)
+    found: tuple[Tensor, Tensor] = gradients(given, grad_log, precision, estimate)
     return found
 
 
@@ -94,4 +103,12 @@ def _differentiable(
     return found[0], found[1]
 
 
-_forward.register_autograd(_backward, setup_context=_remember)
+_forward.register_autograd(partial(_backward, _gradients), setup_context=_remember)
+
+
+class _Solve(torch.autograd.Function):
+    """The same without the layers of a custom operation, which take longer than the kernels of a small graph."""
+
+    forward = staticmethod(_compute)
+    setup_context = staticmethod(_remember)
+    backward = staticmethod(partial(_backward, _compute_gradients))

@@ -7,7 +7,7 @@ from torch import Tensor
 from fishnets.algebra.packing import packed_size
 from fishnets.errors import ShapeError, expect_last_dim
 from fishnets.ops.dispatch import choose_backend
-from fishnets.ops.estimate_messages import fused, fused_triton, reference
+from fishnets.ops.estimate_messages import fused, reference
 from fishnets.ops.groups import expect_bounds
 from fishnets.ops.segment_information import ScoreForm
 
@@ -59,9 +59,12 @@ def estimate_messages(
     expect_bounds(ptr, x.shape[-2])
     if name == "fused":
         return fused.estimate_messages(x, lin, bias, prior, ptr, form, weight, order)
-    if name == "separate" and fused_triton.outputs_obstacle(x, len(prior)) is None:
-        # columns lie one behind the other, and the bias is added where they are read
-        return fused.estimate_messages((lin @ x.mT).mT, None, bias, prior, ptr, form, weight, order)
+    if name == "separate" and fused.outputs_obstacle(x, len(prior), form) is None:
+        if x.is_cuda and order is not None:  # columns of outputs are read quickly in order only
+            x, weight, order = x[order], None if weight is None else weight[order], None
+        # on a GPU columns lie one behind the other; the bias is added where they are read
+        raw = (lin @ x.mT).mT if x.is_cuda else x @ lin.mT
+        return fused.estimate_messages(raw, None, bias, prior, ptr, form, weight, order)
     parts = "reference" if name == "reference" else "auto"
     return reference.estimate_messages(x, lin, bias, prior, ptr, form, weight, order, parts)
 
@@ -88,5 +91,5 @@ def estimate_messages_backend(
     expect_last_dim("bias", bias, num_outputs, "That of the linear layer.")
     if backend == "separate":
         return "separate", "it was asked for"
-    name, reason = choose_backend(backend, lambda: fused_triton.obstacle(x, lin, len(prior)))
+    name, reason = choose_backend(backend, lambda: fused.obstacle(x, lin, len(prior)))
     return "separate" if name == "reference" and backend == "auto" else name, reason

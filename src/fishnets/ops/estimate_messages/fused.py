@@ -24,10 +24,29 @@ import torch
 from torch import Tensor
 
 from fishnets.algebra.packing import packed_size
-from fishnets.ops.estimate_messages import fused_triton, reference
+from fishnets.ops.dispatch import transforms_active
+from fishnets.ops.estimate_messages import fused_cpu, fused_triton, reference
 from fishnets.ops.segment_information import ScoreForm
 
-__all__ = ["estimate_messages"]
+__all__ = ["estimate_messages", "obstacle", "outputs_obstacle"]
+
+
+def obstacle(x: Tensor, lin: Tensor, num_params: int) -> str | None:
+    """Why these messages and their layer cannot be fused, or None when they can."""
+    if transforms_active():
+        return "a function transform is active, through which the fused kernels cannot be seen"
+    if not x.is_cuda:
+        return f"messages are on {x.device} and the linear layer is fused on a GPU only"
+    return fused_triton.obstacle(x, lin, num_params)
+
+
+def outputs_obstacle(x: Tensor, num_params: int, form: str) -> str | None:
+    """Why the outputs of a layer cannot be summed and solved in one go, or None when they can."""
+    if transforms_active():
+        return "a function transform is active, through which the fused kernels cannot be seen"
+    if x.is_cuda:
+        return fused_triton.outputs_obstacle(x, num_params)
+    return fused_cpu.outputs_obstacle(x, num_params, form)
 
 
 def estimate_messages(
@@ -56,7 +75,9 @@ def _compute(
     order: Tensor | None,
     form: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return fused_triton.forward(rows, lin, bias, prior, ptr, form, weight, order)
+    kernels: Any = fused_triton if rows.is_cuda else fused_cpu
+    found: tuple[Tensor, Tensor, Tensor] = kernels.forward(rows, lin, bias, prior, ptr, form, weight, order)
+    return found
 
 
 _forward = torch.library.custom_op("fishnets::estimate_messages", _compute, mutates_args=())
@@ -74,8 +95,10 @@ def _(
     form: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     p, num_groups = prior.shape[0], ptr.shape[0] - 1
-    estimate, own = (rows.new_empty((num_groups, p), dtype=torch.float32) for _ in range(2))
-    return estimate, own, rows.new_empty((p + packed_size(p), num_groups), dtype=torch.float32)
+    dtype = torch.promote_types(rows.dtype, torch.float32)
+    estimate, own = (rows.new_empty((num_groups, p), dtype=dtype) for _ in range(2))
+    shape = (p + packed_size(p), num_groups) if rows.is_cuda else (num_groups, p + packed_size(p))
+    return estimate, own, rows.new_empty(shape, dtype=dtype)
 
 
 def _compute_gradients(
@@ -94,7 +117,9 @@ def _compute_gradients(
     need_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     given = (rows, lin, bias, prior, ptr, form, weight, order, total, estimate, need_weight)
-    return fused_triton.backward(grad_estimate, grad_own, *given)
+    kernels: Any = fused_triton if rows.is_cuda else fused_cpu
+    found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = kernels.backward(grad_estimate, grad_own, *given)
+    return found
 
 
 _gradients = torch.library.custom_op("fishnets::estimate_messages_backward", _compute_gradients, mutates_args=())
@@ -116,20 +141,22 @@ def _(
     form: str,
     need_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    grad_rows = torch.empty_like(rows) if lin is not None else torch.empty_like(rows.mT.contiguous()).mT
+    turned = rows.is_cuda and lin is None
+    grad_rows = torch.empty_like(rows.mT.contiguous()).mT if turned else torch.empty_like(rows)
     layer = estimate.new_empty(0) if lin is None else torch.empty_like(lin)
     weights = estimate.new_empty(rows.shape[0] if need_weight else 0)
     return grad_rows, layer, torch.empty_like(bias), torch.empty_like(prior), weights
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     *tensors, ctx.form = inputs
-    ctx.save_for_backward(*tensors, output[2], output[0])
-    ctx.mark_non_differentiable(output[2])
+    estimate, _, total = output
+    ctx.save_for_backward(*tensors, total, estimate)
+    ctx.mark_non_differentiable(total)
 
 
 def _backward(gradients: Callable[..., Any], ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-    rows, lin, bias, prior, ptr, weight, order, total, estimate = ctx.saved_tensors
+    rows, lin, bias, prior, ptr, weight, order, *kept = ctx.saved_tensors
     need_weight = bool(ctx.needs_input_grad[5])
     found: list[Any]
     if torch.is_grad_enabled():  # a gradient of this gradient is wanted
@@ -139,7 +166,7 @@ def _backward(gradients: Callable[..., Any], ctx: Any, *grads: Tensor) -> tuple[
         twice = iter(torch.autograd.grad(outputs, needed, grads[:2], create_graph=True))
         found = [next(twice) if one is not None and one.requires_grad else None for one in wanted]
     else:
-        given = (rows, lin, bias, prior, ptr, weight, order, total, estimate, ctx.form, need_weight)
+        given = (rows, lin, bias, prior, ptr, weight, order, *kept, ctx.form, need_weight)
         found = list(gradients(*grads[:2], *given))
         found[1] = None if lin is None else found[1]
         found[4] = found[4].to(weight) if need_weight else None

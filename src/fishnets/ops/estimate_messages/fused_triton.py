@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fishnets.algebra.packing import packed_size
-from fishnets.ops.dispatch import HAS_TRITON, transforms_active
+from fishnets.ops.dispatch import HAS_TRITON
 from fishnets.ops.schedule import owners, schedule
 from fishnets.ops.segment_information import fused_triton as segments
 from fishnets.ops.segment_information.fused_triton import FORMS, STEPS, add_rest
@@ -28,10 +28,6 @@ PRECISIONS = {"highest": "tf32x3", "high": "tf32", "medium": "tf32"}
 
 def obstacle(x: Tensor, lin: Tensor, num_params: int) -> str | None:
     """Why these messages and their layer cannot be fused, or None when they can."""
-    if transforms_active():
-        return "a function transform is active, through which the fused kernels cannot be seen"
-    if not x.is_cuda:
-        return f"messages are on {x.device} and the linear layer is fused on a GPU only"
     if not HAS_TRITON:
         return "Triton is not installed"
     if x.ndim != 2:
@@ -48,8 +44,8 @@ def obstacle(x: Tensor, lin: Tensor, num_params: int) -> str | None:
 
 def outputs_obstacle(x: Tensor, num_params: int) -> str | None:
     """Why the outputs of a layer cannot be summed and solved in one go, or None when they can."""
-    if transforms_active() or not x.is_cuda or x.ndim != 2:
-        return "only messages (n, C) on a GPU are"
+    if x.ndim != 2:
+        return f"messages have {x.ndim} dimensions and those of shape (n, C) are fused"
     return segments.obstacle(x, num_params)
 
 
@@ -189,6 +185,7 @@ def _messages_backward(
     x, lin, grad_x = x.contiguous(), lin.contiguous(), torch.empty(x.shape, dtype=x.dtype, device=x.device)
     options = _options(x, lin, num_params, form, weight, order)
     widths = {name: options[name] for name in ("CP", "A", "B", "HAS_ORDER", "PRECISION")}
+    widths["PRECISION"] = "tf32" if x.dtype == torch.bfloat16 else widths["PRECISION"]
     programs = 4 * torch.cuda.get_device_properties(x.device).multi_processor_count
     grad_lin = node.new_zeros((programs, widths["A"] + widths["B"], widths["CP"]))
     grad_bias = node.new_zeros(grad_lin.shape[:2])

@@ -99,8 +99,8 @@ def _compute_gradients(
     need_weight: bool,
 ) -> tuple[Tensor, Tensor]:
     kernels: Any = fused_triton if raw.is_cuda else fused_cpu
-    options = (raw, num_params, ptr, kind, form, weight, order, need_weight)
-    grad_raw, grad_weight = kernels.backward(grad, *options)
+    given = (raw, num_params, ptr, kind, form, weight, order)
+    grad_raw, grad_weight = kernels.backward(grad, *given, need_weight=need_weight)
     return grad_raw, raw.new_empty(0) if grad_weight is None else grad_weight
 
 

@@ -70,6 +70,7 @@ def forward(
     form: str,
     weight: Tensor | None = None,
     order: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     r"""Sums the information of rows over groups.
 
@@ -83,15 +84,17 @@ def forward(
         form: ``"score"``, ``"location"`` or, where the factor is square, ``"regression"``.
         weight: Scales of the rows, shape :math:`(n,)`.
         order: The row at each position, int64, shape :math:`(n,)`, a permutation; default: as they come.
+        bias: Added to every row first, shape :math:`(p + w,)`.
 
     Returns:
         Score and packed Fisher matrix of each group, shape :math:`(B, g, p + p(p+1)/2)`, in float32 or better.
     """
     source, (bounds, chunks) = _at_least_float32(raw), _chunks(ptr)
     dense = source.stride(-1) == 1
-    kernel = sum_kernel(Case(num_params, kind, form, str(source.numpy().dtype), dense, order is not None))
+    flags = (dense, order is not None, bias is not None)
+    kernel = sum_kernel(Case(num_params, kind, form, str(source.numpy().dtype), *flags))
     part = source.new_empty(len(raw), len(bounds) - 1, num_params + packed_size(num_params))
-    _run(kernel, len(raw), bounds, [*_optional(source, weight, order), source, part])
+    _run(kernel, len(raw), bounds, [*_optional(source, weight, order, bias), source, part])
     return part if len(bounds) == len(ptr) else segment_sum(part, chunks)
 
 
@@ -104,6 +107,7 @@ def backward(
     form: str,
     weight: Tensor | None = None,
     order: Tensor | None = None,
+    bias: Tensor | None = None,
     need_weight: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     r"""Pulls the gradient of the sums back to the rows.
@@ -119,12 +123,14 @@ def backward(
     source, (bounds, chunks) = _at_least_float32(raw), _chunks(ptr)
     grad = _empty_like(source)
     dense = source.stride(-1) == grad.stride(-1) == 1
-    case = Case(num_params, kind, form, str(source.numpy().dtype), dense, order is not None, need_weight)
+    flags = (dense, order is not None, bias is not None, need_weight)
+    kernel = pull_kernel(Case(num_params, kind, form, str(source.numpy().dtype), *flags))
     grad_weight = source.new_empty(len(raw), raw.shape[1] if need_weight else 0)
     upstream = grad_total.detach().to(source.dtype)
     if len(bounds) != len(ptr):
         upstream = upstream.repeat_interleave(chunks.diff(), dim=1)  # (B, c, ...)
-    _run(pull_kernel(case), len(raw), bounds, [*_optional(source, weight, order), source, upstream, grad, grad_weight])
+    given = _optional(source, weight, order, bias)
+    _run(kernel, len(raw), bounds, [*given, source, upstream, grad, grad_weight])
     return grad.to(raw.dtype), grad_weight.sum(0) if need_weight else None
 
 
@@ -138,10 +144,11 @@ def _empty_like(source: Tensor) -> Tensor:
     return torch.from_numpy(np.empty(source.numel(), source.numpy().dtype)).as_strided(source.shape, strides)
 
 
-def _optional(source: Tensor, weight: Tensor | None, order: Tensor | None) -> list[Tensor]:
-    """Order and weight for a kernel, to which an empty tensor means none."""
+def _optional(source: Tensor, weight: Tensor | None, order: Tensor | None, bias: Tensor | None) -> list[Tensor]:
+    """Order, weight and bias for a kernel, to which an empty tensor means none."""
     none = source.new_empty(0)
-    return [none.long() if order is None else order, none if weight is None else weight.detach().to(source.dtype)]
+    numbers = [none if one is None else one.detach().to(source.dtype) for one in (weight, bias)]
+    return [none.long() if order is None else order, *numbers]
 
 
 def _chunks(ptr: Tensor) -> tuple[Tensor, Tensor]:

@@ -39,6 +39,7 @@ class Case(NamedTuple):
     dtype: str  # "float32" or "float64"
     dense: bool  # whether the columns of a row lie side by side, in ``raw`` and in its gradient
     ordered: bool  # whether there is an order
+    biased: bool = False  # whether a bias is added to every row
     need_weight: bool = False  # whether the gradient of the weight is asked for
 
     @property
@@ -65,6 +66,7 @@ def sum_kernel(case: Case) -> Any:
         bounds: Any,  # (c + 1,)
         order: Any,  # (n,) or (0,)
         weight: Any,  # (n,) or (0,)
+        bias: Any,  # (p + w,)
         raw: Any,  # (B, n, p + w)
         part: Any,  # (B, c, width)
         first: int,
@@ -76,11 +78,11 @@ def sum_kernel(case: Case) -> Any:
                 sums[:] = 0
                 for start in range(bounds[chunk], bounds[chunk + 1], LANES):
                     place(rows, scale, start, bounds[chunk + 1], order, weight, 0)
-                    add_block((rows, scale, raw, batch, sums))
+                    add_block((rows, scale, bias, raw, batch, sums))
                 finish((sums, part, batch, chunk))
 
     f, i = numba.from_dtype(np.dtype(case.dtype)), numba.int64
-    return numba.njit((i[:], i[:], f[:], f[:, :, :], f[:, :, :], i, i), nogil=True)(kernel)
+    return numba.njit((i[:], i[:], f[:], f[:], f[:, :, :], f[:, :, :], i, i), nogil=True)(kernel)
 
 
 @cache
@@ -94,6 +96,7 @@ def pull_kernel(case: Case) -> Any:
         bounds: Any,  # (c + 1,)
         order: Any,  # (n,) or (0,)
         weight: Any,  # (n,) or (0,)
+        bias: Any,  # (p + w,)
         raw: Any,  # (B, n, p + w)
         upstream: Any,  # (B, c, width)
         grad: Any,  # (B, n, p + w)
@@ -106,10 +109,10 @@ def pull_kernel(case: Case) -> Any:
             for chunk in range(first, last):
                 for start in range(bounds[chunk], bounds[chunk + 1], LANES):
                     place(rows, scale, start, bounds[chunk + 1], order, weight, 1)
-                    pull_block((rows, scale, raw, batch, upstream, chunk, grad, grad_weight))
+                    pull_block((rows, scale, bias, raw, batch, upstream, chunk, grad, grad_weight))
 
     f, i = numba.from_dtype(np.dtype(case.dtype)), numba.int64
-    signature = (i[:], i[:], f[:], f[:, :, :], f[:, :, :], f[:, :, :], f[:, :], i, i)
+    signature = (i[:], i[:], f[:], f[:], f[:, :, :], f[:, :, :], f[:, :, :], f[:, :], i, i)
     return numba.njit(signature, nogil=True)(kernel)
 
 
@@ -146,11 +149,11 @@ def _intrinsic(emit: Callable[..., None], case: Case) -> Any:
     return intrinsic(definition)
 
 
-def _emit_sum(block: _Block, rows: Any, scale: Any, raw: Any, batch: Any, sums: Any) -> None:
+def _emit_sum(block: _Block, rows: Any, scale: Any, bias: Any, raw: Any, batch: Any, sums: Any) -> None:
     """Adds the information of a block to ``sums``, a register per number."""
     case, places = block.case, block.places(rows, 0)
     block.prefetch(raw, batch, block.places(rows, 1))
-    weight, columns = block.read(scale), block.read_columns(raw, batch, places)
+    weight, columns = block.read(scale), block.biased(block.read_columns(raw, batch, places), bias)
     L, _ = _factor(columns, case)
     for n, value in _information(columns[: case.num_params], L, case.form).items():
         block.write(block.read(sums, n) + value * weight, sums, n)
@@ -166,13 +169,22 @@ def _emit_finish(block: _Block, sums: Any, part: Any, batch: Any, chunk: Any) ->
 
 
 def _emit_pull(
-    block: _Block, rows: Any, scale: Any, raw: Any, batch: Any, upstream: Any, chunk: Any, grad: Any, grad_weight: Any
+    block: _Block,
+    rows: Any,
+    scale: Any,
+    bias: Any,
+    raw: Any,
+    batch: Any,
+    upstream: Any,
+    chunk: Any,
+    grad: Any,
+    grad_weight: Any,
 ) -> None:
     """Writes the gradients of a block."""
     case, places = block.case, block.places(rows, 0)
     for array in (raw, grad):
         block.prefetch(array, batch, block.places(rows, 1))
-    weight, columns = block.read(scale), block.read_columns(raw, batch, places)
+    weight, columns = block.read(scale), block.biased(block.read_columns(raw, batch, places), bias)
     L, slopes = _factor(columns, case)
     spread = [block.gather([block.address(upstream, batch, chunk, n)] * LANES) for n in range(case.width)]
     da, dL, share = _gradient(spread, columns[: case.num_params], L, case.form)
@@ -377,6 +389,12 @@ class _Block:
         for n in range(len(columns), self.num_columns):
             columns[n] = self.gather([self.address(array, batch, place, n) for place in places])
         return list(columns.values())
+
+    def biased(self, columns: Sequence[Lanes], bias: Any) -> list[Lanes]:
+        """Columns with the bias of each added, where there is one."""
+        if not self.case.biased:
+            return list(columns)
+        return [lanes + self.gather([self.address(bias, n)] * LANES) for n, lanes in enumerate(columns)]
 
     def write_columns(self, columns: Sequence[Lanes], array: Any, batch: Any, places: Sequence[Any]) -> None:
         for start in self.tiles():

@@ -26,8 +26,8 @@ def solve_information(score: Tensor, precision: Tensor, backend: str = "auto") -
 
     Example:
         >>> import torch
-        >>> solve_information(torch.tensor([[2.0, 3.0]]), torch.tensor([[2.0, 0.0, 1.0]]))
-        (tensor([[1., 3.]]), tensor([0.6931]))
+        >>> solve_information(torch.tensor([[4.0, 3.0]]), torch.tensor([[4.0, 0.0, 1.0]]))
+        (tensor([[1., 3.]]), tensor([1.3863]))
     """
     name, _ = solve_information_backend(score, precision, backend)
     if name == "reference":

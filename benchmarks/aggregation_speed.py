@@ -389,6 +389,7 @@ def sweep_figure(found: Found) -> Any:
         axis.set(xlabel=label, ylabel="milliseconds, forward and back", yscale="log")
         axis.grid(linewidth=0.4)
     figure.axes[0].set_xscale("log")
+    figure.axes[1].set_xticks(sorted({int(key.split("/")[-1]) for key in found if key.startswith("sweep/np/")}))
     figure.axes[0].legend(frameon=False, fontsize=8)
     return figure
 

@@ -26,6 +26,8 @@ def obstacle(raw: Tensor, num_params: int) -> str | None:
     """Why the kernels cannot run on these outputs, or None when they can."""
     if not HAS_TRITON:
         return "Triton is not installed"
+    if not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing():
+        return "a CUDA graph is being captured, and kernels are scheduled by the host"
     if raw.dtype not in DTYPES:
         return f"the outputs are {raw.dtype} and float32, bfloat16 and float16 are fused on a GPU"
     if num_params > MAX_PARAMS:

@@ -33,8 +33,9 @@ from torch import Tensor
 
 from fishnets.algebra.packing import packed_size
 from fishnets.ops.dispatch import HAS_NUMBA
-from fishnets.ops.segment_information.kernels_numba import Case, pull_kernel, sum_kernel
+from fishnets.ops.segment_information.kernels_numba import pull_kernel, sum_kernel
 from fishnets.ops.segment_information.reference import segment_sum
+from fishnets.ops.segment_information.registers_numba import Case
 
 __all__ = ["backward", "forward", "obstacle"]
 

@@ -164,8 +164,8 @@ class FishnetsAggregation(Aggregation):  # type: ignore[misc]
             given = (rows.to(half), given[1].to(half), given[2].to(half))
         prior = self._prior(_precise(given[2]))
         options: dict[str, Any] = {"weight": weight, "order": groups.order, "backend": self.backend}
-        estimate, own = estimate_messages(*given, prior, groups.ptr, form, **options)
-        return self._channels(estimate.movedim(-2, dim), own.movedim(-2, dim), x.dtype)
+        features = estimate_messages(*given, prior, groups.ptr, form, **options)
+        return self._channels(features.movedim(-2, dim), x.dtype)
 
     def encode(self, x: Tensor) -> Tensor:
         """Rows of information (*, p + p(p+1)/2) of messages (*, in_channels), in float32 or better.
@@ -183,9 +183,11 @@ class FishnetsAggregation(Aggregation):  # type: ignore[misc]
             total, p = _precise(total), self.num_params
             score, packed = total[..., :p], total[..., p:]
             diagonal = diagonal_positions(p, packed.device)
-            prior = packed.new_zeros(packed.shape[-1]).index_copy(0, diagonal, self._prior(packed))
-            estimate, _ = solve_information(score, packed + prior)
-        return self._channels(estimate, packed[..., diagonal], dtype)
+            prior, own = self._prior(packed), packed.index_select(-1, diagonal)
+            spread = packed.new_zeros(packed.shape[-1]).index_copy(0, diagonal, prior)
+            estimate, _ = solve_information(score, packed + spread)
+            features = torch.cat([estimate, torch.log1p(own / prior)], dim=-1)
+        return self._channels(features, dtype)
 
     def inspect(
         self,
@@ -226,16 +228,13 @@ class FishnetsAggregation(Aggregation):  # type: ignore[misc]
             leverage,
         )
 
-    def _channels(self, estimate: Tensor, own: Tensor, dtype: torch.dtype | None) -> Tensor:
-        """Features (*, out_channels) from estimates and the diagonals of summed Fisher matrices, both (*, p)."""
-        with without_autocast(own.device):
-            features = estimate
-            if self.log_prior is not None:
-                scaled = own * (-self.log_prior.to(own)).exp()
-                features = torch.cat([estimate, torch.log1p(scaled)], dim=-1)
-            narrow = dtype if dtype is not None and not _autocasts(own.device) else None
-        out: Tensor = self.lin_out(features if narrow is None else features.to(narrow))
-        return out if self.lin_out.bias is None else out * (own.sum(-1, keepdim=True) > 0).to(out)
+    def _channels(self, features: Tensor, dtype: torch.dtype | None) -> Tensor:
+        """Output (*, out_channels) from estimates and log-information (*, 2p)."""
+        plain = self.log_prior is None
+        kept = features[..., : self.num_params] if plain else features
+        narrow = dtype if dtype is not None and not _autocasts(features.device) else None
+        out: Tensor = self.lin_out(kept if narrow is None else kept.to(narrow))
+        return out * (features[..., self.num_params :].sum(-1, keepdim=True) > 0).to(out) if plain else out
 
     def _prior(self, like: Tensor) -> Tensor:
         """Precisions of the prior (p,)."""

@@ -25,8 +25,8 @@ def estimate_messages(
     weight: Tensor | None = None,
     order: Tensor | None = None,
     backend: str = "auto",
-) -> tuple[Tensor, Tensor]:
-    r"""Estimates from the information of messages.
+) -> Tensor:
+    r"""Estimates, and log-information, from messages.
 
     Where the whole cannot be fused, its parts are separate: a linear layer of PyTorch, ``segment_information`` and
     ``solve_information``, which choose for themselves.
@@ -43,17 +43,15 @@ def estimate_messages(
         backend: ``"auto"``, ``"reference"``, ``"separate"`` or ``"fused"``.
 
     Returns:
-        Estimates and the diagonals of the summed Fisher matrices, without the prior, both :math:`(*, g, p)`, in
-        float32 or better.
+        Estimates and, beside them, log-information :math:`\ln(1 + \operatorname{diag} F / \operatorname{diag} P)` of
+        the summed Fisher matrices, shape :math:`(*, g, 2p)`, in float32 or better.
 
     Example:
         >>> import torch
         >>> x, lin, bias = torch.ones(3, 1), torch.zeros(2, 1), torch.tensor([4.0, 0.0])
-        >>> estimate, own = estimate_messages(x, lin, bias, torch.ones(1), torch.tensor([0, 0, 3]), "location")
-        >>> estimate, own
-        (tensor([[0.0000],
-                [2.3616]]), tensor([[0.0000],
-                [1.4414]]))
+        >>> estimate_messages(x, lin, bias, torch.ones(1), torch.tensor([0, 0, 3]), "location")
+        tensor([[0.0000, 0.0000],
+                [2.3616, 0.8926]])
     """
     name, _ = estimate_messages_backend(x, lin, bias, prior, backend)
     expect_bounds(ptr, x.shape[-2])

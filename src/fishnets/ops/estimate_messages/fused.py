@@ -1,8 +1,8 @@
 r"""The fused estimate as one operation for autograd and the compiler.
 
 Only messages, weights and the sums of groups are kept for the gradient, which is of rank two per group. With
-:math:`\lambda_v = A_v^{-1} g_v` for the gradient :math:`g_v` of an estimate, :math:`h_v` that of its own information,
-:math:`u = L^\top z_v` and :math:`v = L^\top \lambda_v`, a message's outputs have
+:math:`\lambda_v = A_v^{-1} g_v` for the gradient :math:`g_v` of an estimate, :math:`h_v` that of the diagonal
+:math:`d_v` of its Fisher matrix, :math:`u = L^\top z_v` and :math:`v = L^\top \lambda_v`, a message's outputs have
 
 .. math:: \partial a = \begin{cases} \lambda_v \\ v \\ L v \end{cases} \qquad
           \partial L = 2 \operatorname{diag}(h_v) L - \begin{cases}
@@ -10,7 +10,8 @@ Only messages, weights and the sums of groups are kept for the gradient, which i
           \lambda_v (u - a)^\top + z_v v^\top & \text{regression} \\
           \lambda_v (u - L^\top a)^\top + (z_v - a) v^\top & \text{location} \end{cases}
 
-on the entries that exist, times softplus' slope on the diagonal. The prior has :math:`-\sum_v \lambda_v z_v`. Gradients
+on the entries that exist, times softplus' slope on the diagonal. The prior has
+:math:`-\sum_v (\lambda_v z_v + h_v d_v / P)`. Gradients
 of gradients are taken through the reference.
 """
 
@@ -58,11 +59,11 @@ def estimate_messages(
     form: ScoreForm,
     weight: Tensor | None,
     order: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Estimates and own information (g, p) of groups of messages (n, C) or, without a layer, of its outputs (n, K)."""
+) -> Tensor:
+    """Features (g, 2p) of groups of messages (n, C) or, without a layer, of its outputs (n, K)."""
     call: Any = _forward if torch.compiler.is_compiling() else _Estimate.apply
-    estimate, own, _ = call(rows, lin, bias, prior, ptr, weight, order, form)
-    return estimate, own
+    features: Tensor = call(rows, lin, bias, prior, ptr, weight, order, form)[0]
+    return features
 
 
 def _compute(
@@ -74,9 +75,9 @@ def _compute(
     weight: Tensor | None,
     order: Tensor | None,
     form: str,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     kernels: Any = fused_triton if rows.is_cuda else fused_cpu
-    found: tuple[Tensor, Tensor, Tensor] = kernels.forward(rows, lin, bias, prior, ptr, form, weight, order)
+    found: tuple[Tensor, Tensor] = kernels.forward(rows, lin, bias, prior, ptr, form, weight, order)
     return found
 
 
@@ -93,17 +94,16 @@ def _(
     weight: Tensor | None,
     order: Tensor | None,
     form: str,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     p, num_groups = prior.shape[0], ptr.shape[0] - 1
     dtype = torch.promote_types(rows.dtype, torch.float32)
-    estimate, own = (rows.new_empty((num_groups, p), dtype=dtype) for _ in range(2))
+    features = rows.new_empty((num_groups, 2 * p), dtype=dtype)
     shape = (p + packed_size(p), num_groups) if rows.is_cuda else (num_groups, p + packed_size(p))
-    return estimate, own, rows.new_empty(shape, dtype=dtype)
+    return features, rows.new_empty(shape, dtype=dtype)
 
 
 def _compute_gradients(
-    grad_estimate: Tensor,
-    grad_own: Tensor,
+    grad: Tensor,
     rows: Tensor,
     lin: Tensor | None,
     bias: Tensor,
@@ -111,14 +111,14 @@ def _compute_gradients(
     ptr: Tensor,
     weight: Tensor | None,
     order: Tensor | None,
+    features: Tensor,
     total: Tensor,
-    estimate: Tensor,
     form: str,
     need_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    given = (rows, lin, bias, prior, ptr, form, weight, order, total, estimate, need_weight)
+    given = (rows, lin, bias, prior, ptr, form, weight, order, features, total, need_weight)
     kernels: Any = fused_triton if rows.is_cuda else fused_cpu
-    found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = kernels.backward(grad_estimate, grad_own, *given)
+    found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = kernels.backward(grad, *given)
     return found
 
 
@@ -127,8 +127,7 @@ _gradients = torch.library.custom_op("fishnets::estimate_messages_backward", _co
 
 @_gradients.register_fake
 def _(
-    grad_estimate: Tensor,
-    grad_own: Tensor,
+    grad: Tensor,
     rows: Tensor,
     lin: Tensor | None,
     bias: Tensor,
@@ -136,26 +135,25 @@ def _(
     ptr: Tensor,
     weight: Tensor | None,
     order: Tensor | None,
+    features: Tensor,
     total: Tensor,
-    estimate: Tensor,
     form: str,
     need_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     turned = rows.is_cuda and lin is None
     grad_rows = torch.empty_like(rows.mT.contiguous()).mT if turned else torch.empty_like(rows)
-    layer = estimate.new_empty(0) if lin is None else torch.empty_like(lin)
-    weights = estimate.new_empty(rows.shape[0] if need_weight else 0)
+    layer = features.new_empty(0) if lin is None else torch.empty_like(lin)
+    weights = features.new_empty(rows.shape[0] if need_weight else 0)
     return grad_rows, layer, torch.empty_like(bias), torch.empty_like(prior), weights
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     *tensors, ctx.form = inputs
-    estimate, _, total = output
-    ctx.save_for_backward(*tensors, total, estimate)
-    ctx.mark_non_differentiable(total)
+    ctx.save_for_backward(*tensors, *output)
+    ctx.mark_non_differentiable(output[1])
 
 
-def _backward(gradients: Callable[..., Any], ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(gradients: Callable[..., Any], ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     rows, lin, bias, prior, ptr, weight, order, *kept = ctx.saved_tensors
     need_weight = bool(ctx.needs_input_grad[5])
     found: list[Any]
@@ -163,11 +161,11 @@ def _backward(gradients: Callable[..., Any], ctx: Any, *grads: Tensor) -> tuple[
         outputs = reference.estimate_messages(rows, lin, bias, prior, ptr, ctx.form, weight, order, "reference")
         wanted = [rows, lin, bias, prior, weight]
         needed = [one for one in wanted if one is not None and one.requires_grad]
-        twice = iter(torch.autograd.grad(outputs, needed, grads[:2], create_graph=True))
+        twice = iter(torch.autograd.grad(outputs, needed, grad, create_graph=True))
         found = [next(twice) if one is not None and one.requires_grad else None for one in wanted]
     else:
         given = (rows, lin, bias, prior, ptr, weight, order, *kept, ctx.form, need_weight)
-        found = list(gradients(*grads[:2], *given))
+        found = list(gradients(grad, *given))
         found[1] = None if lin is None else found[1]
         found[4] = found[4].to(weight) if need_weight else None
     return *found[:4], None, found[4], None, None

@@ -31,17 +31,17 @@ def forward(
     form: str,
     weight: Tensor | None,
     order: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Estimates and own information (g, p), and sums of information (g, p + p(p+1)/2), which the gradient needs."""
+) -> tuple[Tensor, Tensor]:
+    """Features (g, 2p), and sums of information (g, p + p(p+1)/2), which the gradient needs."""
     p = len(prior)
     total = segments.forward(raw.unsqueeze(0), p, ptr, "full", form, weight, order, bias)[0]
     estimate, _ = systems.forward(total[:, :p], _precision(total, prior))
-    return estimate, total[:, p + diagonal_positions(p, total.device)], total
+    own = total[:, p + diagonal_positions(p, total.device)]
+    return torch.cat([estimate, torch.log1p(own / prior.to(own))], dim=1), total
 
 
 def backward(
-    grad_estimate: Tensor,
-    grad_own: Tensor,
+    grad: Tensor,
     raw: Tensor,
     lin: None,
     bias: Tensor,
@@ -50,18 +50,20 @@ def backward(
     form: str,
     weight: Tensor | None,
     order: Tensor | None,
+    features: Tensor,
     total: Tensor,
-    estimate: Tensor,
     need_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of outputs, of no layer, of the bias, the prior and weights; those not needed are (0,)."""
-    p = len(prior)
-    towards, grad_packed = systems.backward(grad_estimate, None, _precision(total, prior), estimate)
-    grad_packed[:, diagonal_positions(p, raw.device)] += grad_own
+    p, estimate = len(prior), features[:, : len(prior)]
+    diagonal, precision = diagonal_positions(p, raw.device), _precision(total, prior)
+    towards, grad_packed = systems.backward(grad[:, :p], None, precision, estimate)
+    own_grad = grad[:, p:] / precision[:, diagonal]
+    grad_prior = -(towards * estimate + own_grad * total[:, p + diagonal] / prior.to(total)).sum(0).to(prior)
+    grad_packed[:, diagonal] += own_grad
     upstream = torch.cat([towards, grad_packed], dim=1).unsqueeze(0)
     given = (upstream, raw.unsqueeze(0), p, ptr, "full", form, weight, order, bias, need_weight)
     grads, grad_weight = segments.backward(*given)
-    grad_prior = -(towards * estimate).sum(0).to(prior)
     weights = raw.new_empty(0) if grad_weight is None else grad_weight
     return grads[0], raw.new_empty(0), grads[0].sum(0), grad_prior, weights
 

@@ -58,23 +58,23 @@ def forward(
     form: str,
     weight: Tensor | None,
     order: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Estimates and own information (g, p), and sums of information (p + p(p+1)/2, g), which the gradient needs.
+) -> tuple[Tensor, Tensor]:
+    """Features (g, 2p), and sums of information (p + p(p+1)/2, g), which the gradient needs.
 
     Rows are messages (n, C) or, without a layer, its outputs (n, p + p(p+1)/2) before the bias is added.
     """
     from fishnets.ops.estimate_messages import kernels_triton as kernels
 
     p, num_groups = len(prior), len(ptr) - 1
-    estimate, own = (rows.new_empty((num_groups, p), dtype=torch.float32) for _ in range(2))
+    features = rows.new_empty((num_groups, 2 * p), dtype=torch.float32)
     if lin is None:
         total = segments.forward(rows.unsqueeze(0), p, ptr, "full", form, weight, order, bias)[0].mT
     else:
         total = _sum_messages(rows.contiguous(), lin, bias, p, ptr, form, weight, order)
     if num_groups:
         grid = (-(-num_groups // LANES),)
-        kernels.solve_nodes[grid](total, prior, estimate, own, num_groups, P=p, LANES=LANES, num_warps=2)
-    return estimate, own, total
+        kernels.solve_nodes[grid](total, prior, features, num_groups, P=p, LANES=LANES, num_warps=2)
+    return features, total
 
 
 def _sum_messages(
@@ -112,8 +112,7 @@ def _sum_messages(
 
 
 def backward(
-    grad_estimate: Tensor,
-    grad_own: Tensor,
+    grad: Tensor,
     rows: Tensor,
     lin: Tensor | None,
     bias: Tensor,
@@ -122,22 +121,21 @@ def backward(
     form: str,
     weight: Tensor | None,
     order: Tensor | None,
+    features: Tensor,
     total: Tensor,
-    estimate: Tensor,
     need_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of rows, layer, bias, prior and weights of rows; that of nothing, or not needed, is (0,)."""
     from fishnets.ops.estimate_messages import kernels_triton as kernels
 
-    num_groups, p = estimate.shape
-    node, grad_weight = estimate.new_empty((3 * p, num_groups)), estimate.new_empty(len(rows) if need_weight else 0)
+    num_groups, p = len(features), len(prior)
+    node, grad_weight = features.new_empty((4 * p, num_groups)), features.new_empty(len(rows) if need_weight else 0)
     if num_groups:
-        given = (grad_estimate.contiguous(), grad_own.contiguous(), total, prior, estimate, node, num_groups)
+        given = (grad.contiguous(), total, prior, features, node, num_groups)
         kernels.nodes_backward[(-(-num_groups // LANES),)](*given, P=p, LANES=LANES, num_warps=2)
-    grad_prior = -(node[:p] * node[p : 2 * p]).sum(1)
     options = (bias, p, ptr, form, weight, order, grad_weight)
     found = _outputs_backward(node, rows, *options) if lin is None else _messages_backward(node, rows, lin, *options)
-    return *found, grad_prior.to(prior), grad_weight
+    return *found, node[3 * p :].sum(1).to(prior), grad_weight
 
 
 def _outputs_backward(

@@ -144,7 +144,7 @@ def _minus(one, other, P: tl.constexpr):
 
 @triton.jit(do_not_specialize=["length", "num_groups"])
 def outputs_backward(
-    node,  # (3P, num_groups) lambda, estimate, gradient of the summed Fisher matrix's diagonal
+    node,  # (4P, num_groups) lambda, estimate, gradient of the summed Fisher matrix's diagonal, one more
     x,  # (n, C) messages or, without a layer, (K, n) their outputs
     order,  # (n,) row of each position, or unused
     weight,  # (n,) by row, or unused
@@ -294,51 +294,51 @@ def layer_backward(
 
 @triton.jit
 def _precision(total, prior, place, real, num_groups, P: tl.constexpr):
-    """Packed sum of Fisher matrices and prior, and the sum's own diagonal."""
+    """Packed sum of Fisher matrices and prior."""
     matrix = ()
-    own = ()
     for i in tl.static_range(P):
         for j in tl.static_range(i + 1):
             value = tl.load(total + _wide(P + _packed(i, j)) * num_groups + place, mask=real, other=0.0)
             if i == j:
-                own = own + (value,)
                 value += tl.load(prior + i)
             matrix = matrix + (value,)
-    return matrix, own
+    return matrix
 
 
 @triton.jit(do_not_specialize=["num_groups"])
 def solve_nodes(
     total,  # (P + P(P+1)/2, num_groups)
     prior,  # (P,)
-    estimate,  # (num_groups, P)
-    own,  # (num_groups, P) diagonal of the summed Fisher matrix
+    features,  # (num_groups, 2P) estimate and log-information
     num_groups,
     P: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """Estimates of groups; a lane owns one."""
+    """Features of groups; a lane owns one."""
     place = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
     real = place < num_groups
-    matrix, diagonal = _precision(total, prior, place, real, num_groups, P)
+    matrix = _precision(total, prior, place, real, num_groups, P)
     score = ()
     for i in tl.static_range(P):
         score = score + (tl.load(total + _wide(i) * num_groups + place, mask=real, other=0.0),)
     lower, inverse = _cholesky(matrix, P)
     solution = _substitute(lower, inverse, score, P)
     for i in tl.static_range(P):
-        tl.store(estimate + place * P + i, solution[i], mask=real)
-        tl.store(own + place * P + i, diagonal[i], mask=real)
+        tl.store(features + place * (2 * P) + i, solution[i], mask=real)
+        own = tl.load(total + _wide(P + _packed(i, i)) * num_groups + place, mask=real, other=0.0)
+        # ln(1 + r), for which there is no function, by its logarithm at 1 + r rounded and what the rounding lost
+        r = own / tl.load(prior + i)
+        near = 1.0 + r
+        tl.store(features + place * (2 * P) + P + i, tl.log(near) + (r - (near - 1.0)) / near, mask=real)
 
 
 @triton.jit(do_not_specialize=["num_groups"])
 def nodes_backward(
-    grad_estimate,  # (num_groups, P)
-    grad_own,  # (num_groups, P)
+    grad,  # (num_groups, 2P)
     total,  # (P + P(P+1)/2, num_groups)
     prior,  # (P,)
-    estimate,  # (num_groups, P)
-    node,  # (3P, num_groups) lambda, estimate, gradient of the summed Fisher matrix's diagonal
+    features,  # (num_groups, 2P) estimate and log-information
+    node,  # (4P, num_groups) lambda, estimate, gradients of the summed Fisher matrix's diagonal and of the prior
     num_groups,
     P: tl.constexpr,
     LANES: tl.constexpr,
@@ -346,15 +346,18 @@ def nodes_backward(
     """What the gradients of a group's messages depend on."""
     place = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
     real = place < num_groups
-    matrix, _ = _precision(total, prior, place, real, num_groups, P)
+    matrix = _precision(total, prior, place, real, num_groups, P)
     lower, inverse = _cholesky(matrix, P)
     gradient = ()
     for i in tl.static_range(P):
-        gradient = gradient + (tl.load(grad_estimate + place * P + i, mask=real, other=0.0),)
+        gradient = gradient + (tl.load(grad + place * (2 * P) + i, mask=real, other=0.0),)
     towards = _substitute(lower, inverse, gradient, P)
     for i in tl.static_range(P):
-        z = tl.load(estimate + place * P + i, mask=real)
-        h = tl.load(grad_own + place * P + i, mask=real)
+        z = tl.load(features + place * (2 * P) + i, mask=real)
+        h = tl.load(grad + place * (2 * P) + P + i, mask=real) / matrix[_packed(i, i)]
+        own = tl.load(total + _wide(P + _packed(i, i)) * num_groups + place, mask=real)
         tl.store(node + _wide(i) * num_groups + place, towards[i], mask=real)
         tl.store(node + _wide(P + i) * num_groups + place, z, mask=real)
         tl.store(node + _wide(2 * P + i) * num_groups + place, h, mask=real)
+        of_prior = -towards[i] * z - h * own / tl.load(prior + i)
+        tl.store(node + _wide(3 * P + i) * num_groups + place, of_prior, mask=real)

@@ -2,7 +2,7 @@ r"""The definition of an estimate from messages: a linear layer, a sum over grou
 
 .. math:: \begin{pmatrix} a_e \\ L_e \end{pmatrix} = W x_e + b, \qquad
           z_v = \Big(P + \sum_e w_e L_e L_e^\top\Big)^{-1} \sum_e w_e t_e, \qquad
-          d_v = \operatorname{diag} \sum_e w_e L_e L_e^\top
+          s_v = \ln\Big(1 + \operatorname{diag}\big(\textstyle\sum_e w_e L_e L_e^\top\big) / \operatorname{diag} P\Big)
 
 with the score :math:`t_e` that the form makes of :math:`a_e` and :math:`L_e`.
 """
@@ -33,8 +33,8 @@ def estimate_messages(
     weight: Tensor | None = None,
     order: Tensor | None = None,
     backend: str = "auto",
-) -> tuple[Tensor, Tensor]:
-    """Estimates and own information (*, g, p) of groups of messages (*, n, C); the parts choose their own backends.
+) -> Tensor:
+    """Features (*, g, 2p) of groups of messages (*, n, C); the parts choose their own backends.
 
     Without a layer, ``x`` holds its outputs before the bias is added.
     """
@@ -45,4 +45,5 @@ def estimate_messages(
         diagonal = diagonal_positions(p, packed.device)
         spread = packed.new_zeros(packed.shape[-1]).index_copy(0, diagonal, prior.to(packed))
         estimate, _ = solve_information(score, packed + spread, backend)
-        return estimate, packed.index_select(-1, diagonal)
+        own = packed.index_select(-1, diagonal)
+        return torch.cat([estimate, torch.log1p(own / prior.to(own))], dim=-1)

@@ -26,6 +26,7 @@ __all__ = [
     "SupportError",
     "describe_rows",
     "expect_batch",
+    "expect_finite",
     "expect_last_dim",
     "expect_positive",
     "expect_square",
@@ -102,6 +103,24 @@ def describe_rows(rows: Sequence[Any], limit: int = 5) -> str:
     """
     shown = ", ".join(str(row) for row in rows[:limit])
     return shown if len(rows) <= limit else f"{shown} and {len(rows) - limit} more"
+
+
+def expect_finite(name: str, rows: Any) -> None:
+    """Raises :class:`DataError` unless all rows (*, n, c) of a tensor are finite, and names the first that is not.
+
+    Example:
+        >>> import torch
+        >>> expect_finite("Messages", torch.tensor([[0.0], [float("nan")]]))
+        Traceback (most recent call last):
+        fishnets.errors.DataError: Messages are not finite at 1; the first is 1, which holds nan.
+    """
+    bad = ~rows.isfinite().all(-1)
+    if bool(bad.any()):
+        places = [tuple(place) if len(place) > 1 else place[0] for place in bad.nonzero().tolist()]
+        first = rows[places[0]]
+        held = float(first[~first.isfinite()][0])
+        where = describe_rows(places)
+        raise DataError(f"{name} are not finite at {where}; the first is {places[0]}, which holds {held}.")
 
 
 def expect_batch(theta: Any, size: Any, num_params: int) -> None:

@@ -508,6 +508,15 @@ def test_inspect_takes_one_set_of_messages_at_a_time(make, x, index) -> None:
         make().inspect(torch.stack([x, x]), index)
 
 
+def test_messages_that_are_not_finite_are_named_on_demand() -> None:
+    aggregation = FishnetsAggregation(8, num_params=2, check_finite=True)
+    x, index = torch.randn(11, 8), torch.tensor(SORTED)
+    assert torch.isfinite(aggregation(x, index)).all()
+    x[4, 3], x[7, 0] = torch.inf, torch.nan
+    with pytest.raises(DataError, match=r"^Messages are not finite at 4, 7; the first is 4, which holds inf\.$"):
+        aggregation(x, index)
+
+
 def test_nodes_that_do_not_exist_are_refused() -> None:
     aggregation, x, index = small(), torch.randn(11, 8), torch.tensor(SORTED)
     with pytest.raises(DataError, match=r"^`index` runs from 0 to 4 but there are 3 groups, 0 to 2\.$"):

@@ -181,7 +181,7 @@ def test_raw_outputs_that_do_not_fit_are_refused():
 def test_a_switch_names_the_first_row_that_is_not_finite():
     raw = torch.zeros(6, 5)
     raw[3, 1], raw[4, 0] = torch.nan, torch.inf
-    with pytest.raises(DataError, match=r"^`raw` is not finite at rows 3, 4; the first is 3\.$"):
+    with pytest.raises(DataError, match=r"^Rows of `raw` are not finite at 3, 4; the first is 3, which holds"):
         segment_information(raw, 2, bounds([6]), check_finite=True)
 
 

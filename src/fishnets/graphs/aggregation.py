@@ -68,6 +68,7 @@ class FishnetsAggregation(Aggregation):  # type: ignore[misc]
             ``"paper"`` for the paper's, with scores, a fixed prior of one, and no log-information; ``"legacy"`` for
             parity with the authors' public code.
         backend: ``"auto"``, ``"reference"``, ``"separate"`` or ``"fused"``; see :mod:`fishnets.ops.estimate_messages`.
+        check_finite: Whether to look for messages that are not finite, and name the first; waits for a GPU.
         device: Device of the parameters.
         dtype: Precision of the parameters.
 
@@ -88,6 +89,7 @@ class FishnetsAggregation(Aggregation):  # type: ignore[misc]
         *,
         form: Form = "regression",
         backend: str = "auto",
+        check_finite: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -96,7 +98,7 @@ class FishnetsAggregation(Aggregation):  # type: ignore[misc]
         out_channels = in_channels if out_channels is None else out_channels
         expect_positive(in_channels=in_channels, out_channels=out_channels, num_params=num_params)
         self.in_channels, self.out_channels, self.num_params = in_channels, out_channels, num_params
-        self.form, self.backend = form, backend
+        self.form, self.backend, self.check_finite = form, backend, check_finite
         where: dict[str, Any] = {"device": device, "dtype": dtype}
         plain = form in ("paper", "legacy")
         self.lin_in = nn.Linear(in_channels, num_outputs(num_params), **where)
@@ -164,6 +166,7 @@ class FishnetsAggregation(Aggregation):  # type: ignore[misc]
             given = (rows.to(half), given[1].to(half), given[2].to(half))
         prior = self._prior(_precise(given[2]))
         options: dict[str, Any] = {"weight": weight, "order": groups.order, "backend": self.backend}
+        options["check_finite"] = self.check_finite
         features = estimate_messages(*given, prior, groups.ptr, form, **options)
         return self._channels(features.movedim(-2, dim), x.dtype)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,8 +13,18 @@ from torch.autograd import forward_ad
 
 from fishnets.errors import BackendUnavailableError, ConfigError
 
-__all__ = ["BACKENDS", "HAS_NUMBA", "HAS_TRITON", "choose_backend", "obstacle_on_device", "transforms_active"]
+__all__ = [
+    "BACKENDS",
+    "HAS_NUMBA",
+    "HAS_TRITON",
+    "choose_backend",
+    "obstacle_on_device",
+    "on_device",
+    "transforms_active",
+]
 
+P = ParamSpec("P")
+R = TypeVar("R")
 BACKENDS = ("auto", "reference", "fused")
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 HAS_NUMBA = importlib.util.find_spec("numba") is not None
@@ -44,6 +56,17 @@ def choose_backend(backend: str, find_obstacle: Callable[[], str | None]) -> tup
             f'The backend "fused" cannot run: {obstacle}. Use backend="auto" to fall back to the reference.'
         )
     return "reference", obstacle
+
+
+def on_device(launch: Callable[Concatenate[Tensor, P], R]) -> Callable[Concatenate[Tensor, P], R]:
+    """Makes kernels run on the device of the first tensor; left to themselves they run on the current one."""
+
+    @wraps(launch)
+    def run(first: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with torch.cuda.device_of(first):
+            return launch(first, *args, **kwargs)
+
+    return run
 
 
 def transforms_active() -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fishnets.algebra.packing import packed_size
-from fishnets.errors import ShapeError, expect_last_dim
+from fishnets.errors import ShapeError, expect_finite, expect_last_dim
 from fishnets.ops.dispatch import choose_backend
 from fishnets.ops.estimate_messages import fused, reference
 from fishnets.ops.groups import expect_bounds
@@ -25,6 +25,7 @@ def estimate_messages(
     weight: Tensor | None = None,
     order: Tensor | None = None,
     backend: str = "auto",
+    check_finite: bool = False,
 ) -> Tensor:
     r"""Estimates, and log-information, from messages.
 
@@ -41,6 +42,7 @@ def estimate_messages(
         weight: How much each message counts, shape :math:`(n,)`.
         order: Message at each position, where they are not in the order of their groups, shape :math:`(n,)`.
         backend: ``"auto"``, ``"reference"``, ``"separate"`` or ``"fused"``.
+        check_finite: Whether to look for messages that are not finite, and name the first.
 
     Returns:
         Estimates and, beside them, log-information :math:`\ln(1 + \operatorname{diag} F / \operatorname{diag} P)` of
@@ -55,6 +57,8 @@ def estimate_messages(
     """
     name, _ = estimate_messages_backend(x, lin, bias, prior, backend)
     expect_bounds(ptr, x.shape[-2])
+    if check_finite:
+        expect_finite("Messages", x)
     if name == "fused":
         return fused.estimate_messages(x, lin, bias, prior, ptr, form, weight, order)
     if name == "separate" and fused.outputs_obstacle(x, len(prior), form) is None:

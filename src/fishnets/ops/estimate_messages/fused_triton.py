@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from fishnets.algebra.packing import packed_size
-from fishnets.ops.dispatch import HAS_TRITON
+from fishnets.ops.dispatch import HAS_TRITON, on_device
 from fishnets.ops.schedule import owners, schedule
 from fishnets.ops.segment_information import fused_triton as segments
-from fishnets.ops.segment_information.fused_triton import FORMS, STEPS, add_rest
+from fishnets.ops.segment_information.fused_triton import FORMS, STEPS, add_rest, dense
 
 __all__ = ["backward", "forward", "obstacle", "outputs_obstacle"]
 
@@ -49,6 +49,7 @@ def outputs_obstacle(x: Tensor, num_params: int) -> str | None:
     return segments.obstacle(x, num_params)
 
 
+@on_device
 def forward(
     rows: Tensor,
     lin: Tensor | None,
@@ -66,6 +67,7 @@ def forward(
     from fishnets.ops.estimate_messages import kernels_triton as kernels
 
     p, num_groups = len(prior), len(ptr) - 1
+    weight, order, bias = dense(weight), dense(order), bias.contiguous()
     features = rows.new_empty((num_groups, 2 * p), dtype=torch.float32)
     if lin is None:
         total = segments.forward(rows.unsqueeze(0), p, ptr, "full", form, weight, order, bias)[0].mT
@@ -111,6 +113,7 @@ def _sum_messages(
     return total
 
 
+@on_device
 def backward(
     grad: Tensor,
     rows: Tensor,
@@ -129,6 +132,7 @@ def backward(
     from fishnets.ops.estimate_messages import kernels_triton as kernels
 
     num_groups, p = len(features), len(prior)
+    weight, order, bias = dense(weight), dense(order), bias.contiguous()
     node, grad_weight = features.new_empty((4 * p, num_groups)), features.new_empty(len(rows) if need_weight else 0)
     if num_groups:
         given = (grad.contiguous(), total, prior, features, node, num_groups)

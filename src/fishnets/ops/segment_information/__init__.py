@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-import torch
 from torch import Tensor
 
 from fishnets.algebra.cholesky import factor_rank, factor_width
-from fishnets.errors import ConfigError, DataError, ShapeError, describe_rows, expect_last_dim
+from fishnets.errors import ConfigError, ShapeError, expect_finite, expect_last_dim
 from fishnets.ops.dispatch import choose_backend
 from fishnets.ops.groups import expect_bounds
 from fishnets.ops.segment_information import fused, reference
@@ -55,6 +54,7 @@ def segment_information(
         Summed scores :math:`(*, g, p)` and packed Fisher matrices :math:`(*, g, p(p+1)/2)`; zero for empty groups.
 
     Example:
+        >>> import torch
         >>> raw = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
         >>> segment_information(raw, 1, torch.tensor([0, 2, 2, 3]), "rank-1")
         (tensor([[2.],
@@ -65,7 +65,7 @@ def segment_information(
     """
     name, _ = segment_information_backend(raw, num_params, kind, form, backend)
     if check_finite:
-        _expect_finite(raw)
+        expect_finite("Rows of `raw`", raw)
     if common_size is None:
         expect_bounds(ptr, raw.shape[-2])
     if name == "reference":
@@ -86,6 +86,7 @@ def segment_information_backend(
         The name, ``"reference"`` or ``"fused"``, and the reason.
 
     Example:
+        >>> import torch
         >>> segment_information_backend(torch.zeros(4, 2), 1, backend="reference")
         ('reference', 'it was asked for')
     """
@@ -98,9 +99,3 @@ def segment_information_backend(
         raise ConfigError(f'The form "regression" needs a square factor but `kind` is "{kind}".')
     return choose_backend(backend, lambda: fused.obstacle(raw, num_params, kind, form))
 
-
-def _expect_finite(raw: Tensor) -> None:
-    bad = (~torch.isfinite(raw)).any(-1)
-    if bool(bad.any()):
-        where = [tuple(place) if len(place) > 1 else place[0] for place in bad.nonzero().tolist()]
-        raise DataError(f"`raw` is not finite at rows {describe_rows(where)}; the first is {where[0]}.")

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from fishnets.algebra.cholesky import factor_rank
 from fishnets.algebra.packing import packed_size
-from fishnets.ops.dispatch import HAS_TRITON
+from fishnets.ops.dispatch import HAS_TRITON, on_device
 from fishnets.ops.schedule import owners, schedule
 
-__all__ = ["FORMS", "MAX_PARAMS", "add_rest", "backward", "forward", "obstacle"]
+__all__ = ["FORMS", "MAX_PARAMS", "add_rest", "backward", "dense", "forward", "obstacle"]
 
 MAX_PARAMS = 16
 MAX_BATCH = 1024  # the second dimension of a grid ends at 65,535
@@ -37,6 +37,7 @@ def obstacle(raw: Tensor, num_params: int) -> str | None:
     return None
 
 
+@on_device
 def forward(
     raw: Tensor,
     num_params: int,
@@ -54,6 +55,7 @@ def forward(
     from fishnets.ops.segment_information import kernels_triton as kernels
 
     (batch, num_rows, _), num_groups = raw.shape, len(ptr) - 1
+    weight, order = dense(weight), dense(order)
     width = num_params + packed_size(num_params)
     out = raw.new_empty((batch, width, num_groups), dtype=torch.float32)
     if num_groups == 0 or batch == 0:
@@ -82,6 +84,7 @@ def add_rest(parts: Tensor, heavy: Tensor, bounds: Tensor, out: Tensor) -> None:
     kernels.add_parts[grid](parts, heavy, bounds, out, parts.shape[2], out.shape[2], LANES=128, num_warps=4)
 
 
+@on_device
 def backward(
     grad: Tensor,
     raw: Tensor,
@@ -97,6 +100,7 @@ def backward(
     from fishnets.ops.segment_information import kernels_triton as kernels
 
     (batch, num_rows, _), num_groups = raw.shape, len(ptr) - 1
+    weight, order = dense(weight), dense(order)
     grad_raw = torch.empty_like(raw)  # keeps the strides of a dense tensor
     grad_weight = raw.new_empty((batch, num_rows), dtype=torch.float32) if need_weight else None
     if num_rows and batch:
@@ -107,6 +111,11 @@ def backward(
         strides = (*raw.stride(), *grad_raw.stride())
         kernels.rows_backward[-(-num_rows // 64), batch](*given, *strides, **options, **flags)
     return grad_raw, None if grad_weight is None else grad_weight.sum(0)
+
+
+def dense(column: Tensor | None) -> Tensor | None:
+    """A column of numbers one behind the other, as kernels read it; columns of a table are not."""
+    return None if column is None else column.contiguous()
 
 
 def _lanes(typical: float, least: int) -> int:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fishnets.algebra.packing import packed_size
-from fishnets.ops.dispatch import HAS_TRITON
+from fishnets.ops.dispatch import HAS_TRITON, on_device
 
 __all__ = ["MAX_PARAMS", "backward", "forward", "obstacle"]
 
@@ -25,6 +25,7 @@ def obstacle(score: Tensor) -> str | None:
     return None
 
 
+@on_device
 def forward(score: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
     """Estimates (n, p) and log-determinants (n,) of scores (n, p) and packed precisions (n, p(p+1)/2)."""
     from fishnets.ops.solve_information import kernels_triton as kernels
@@ -39,6 +40,7 @@ def forward(score: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
     return estimate.mT, log_determinant
 
 
+@on_device
 def backward(
     grad_estimate: Tensor, grad_log_determinant: Tensor | None, precision: Tensor, estimate: Tensor
 ) -> tuple[Tensor, Tensor]:

@@ -52,13 +52,18 @@ def _apart(tile, M: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
-def _product(tile, lin, bias, FIRST: tl.constexpr, N: tl.constexpr, C, CP: tl.constexpr, K, PRECISION: tl.constexpr):
-    """Outputs FIRST, ..., FIRST + N - 1 of the layer, (M, N), zero beyond K."""
+def _weights(lin, bias, FIRST: tl.constexpr, N: tl.constexpr, K: tl.constexpr, C: tl.constexpr, CP: tl.constexpr):
+    """Weights (CP, N) and bias (N,) of outputs FIRST, ..., FIRST + N - 1, zero beyond K."""
     output, channel = FIRST + tl.arange(0, N), tl.arange(0, CP)
     mask = (channel < C)[:, None] & (output < K)[None, :]
     weights = tl.load(lin + output[None, :] * C + channel[:, None], mask=mask, other=0.0)
-    offset = tl.load(bias + output, mask=output < K, other=0.0)
-    return tl.dot(tile, weights, input_precision=PRECISION) + offset.to(tl.float32)[None, :]
+    return weights, tl.load(bias + output, mask=output < K, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _product(tile, weights, bias, M: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr):
+    """Columns of the product of messages and weights, with the bias: N tensors (M,)."""
+    return _apart(tl.dot(tile, weights, input_precision=PRECISION) + bias[None, :], M, N)
 
 
 @triton.jit(do_not_specialize=["num_items", "num_places"])
@@ -74,8 +79,8 @@ def sum_messages(
     out,  # (P + P(P+1)/2, places)
     num_items,
     num_places,
-    K,
-    C,
+    K: tl.constexpr,
+    C: tl.constexpr,
     CP: tl.constexpr,
     A: tl.constexpr,
     B: tl.constexpr,
@@ -95,6 +100,9 @@ def sum_messages(
     start = tl.load(starts + item, mask=item < num_items, other=0)
     stop = tl.load(stops + item, mask=item < num_items, other=0)
     longest = tl.max(stop - start, 0)
+    weights_a, bias_a = _weights(lin, bias, 0, A, K, C, CP)
+    if B > 0:
+        weights_b, bias_b = _weights(lin, bias, A, B, K, C, CP)
     total = ()
     for _ in tl.static_range(WIDTH):
         total = total + (tl.zeros([M], tl.float32),)
@@ -109,9 +117,9 @@ def sum_messages(
             scale = tl.load(weight + row, mask=live, other=0.0).to(tl.float32)
         mask = live[:, None] & (channel < C)[None, :]
         tile = tl.load(x + row[:, None] * C + channel[None, :], mask=mask, other=0.0)
-        outputs = _apart(_product(tile, lin, bias, 0, A, C, CP, K, PRECISION), M, A)
+        outputs = _product(tile, weights_a, bias_a, M, A, PRECISION)
         if B > 0:
-            outputs = outputs + _apart(_product(tile, lin, bias, A, B, C, CP, K, PRECISION), M, B)
+            outputs = outputs + _product(tile, weights_b, bias_b, M, B, PRECISION)
         entries = _factor(outputs[P:], live, P, P, 0)
         values = _information(outputs[:P], entries, P, P, 0, FORM)
         added = ()
@@ -157,8 +165,8 @@ def outputs_backward(
     start,
     length,
     stride,
-    K,
-    C,
+    K: tl.constexpr,
+    C: tl.constexpr,
     CP: tl.constexpr,
     A: tl.constexpr,
     B: tl.constexpr,
@@ -186,9 +194,11 @@ def outputs_backward(
         channel = tl.arange(0, CP)
         mask = live[:, None] & (channel < C)[None, :]
         tile = tl.load(x + row[:, None] * C + channel[None, :], mask=mask, other=0.0)
-        outputs = _apart(_product(tile, lin, bias, 0, A, C, CP, K, PRECISION), M, A)
+        weights, offset = _weights(lin, bias, 0, A, K, C, CP)
+        outputs = _product(tile, weights, offset, M, A, PRECISION)
         if B > 0:
-            outputs = outputs + _apart(_product(tile, lin, bias, A, B, C, CP, K, PRECISION), M, B)
+            weights, offset = _weights(lin, bias, A, B, K, C, CP)
+            outputs = outputs + _product(tile, weights, offset, M, B, PRECISION)
     else:
         spot = columns + row
         outputs = _load(x + row, live, stride, bias, 0, P + P * (P + 1) // 2, True)
@@ -232,7 +242,7 @@ def outputs_backward(
 
 
 @triton.jit
-def _gradients(columns, within, live, stride, FIRST: tl.constexpr, N: tl.constexpr, K):
+def _gradients(columns, within, live, stride, FIRST: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
     """Gradients of outputs FIRST, ..., FIRST + N - 1, (N, M), zero beyond K."""
     output = FIRST + tl.arange(0, N)
     place = output.to(tl.int64)[:, None] * stride + within[None, :]
@@ -249,8 +259,8 @@ def layer_backward(
     start,
     length,
     stride,
-    K,
-    C,
+    K: tl.constexpr,
+    C: tl.constexpr,
     CP: tl.constexpr,
     A: tl.constexpr,
     B: tl.constexpr,

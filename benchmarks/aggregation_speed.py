@@ -117,7 +117,7 @@ def layers(names: Sequence[str], case: Case, device: str) -> Makers:
 
 def ours(device: str, num_params: int = 1) -> list[str]:
     """Names of our fused implementations, the best last."""
-    return ["fused", "fused-linear"] if device == "cuda" and num_params <= MAX_PARAMS else ["fused"]
+    return ["fused", "fused-linear"] if device == "cpu" or num_params <= MAX_PARAMS else ["fused"]
 
 
 def measure_layers(names: Sequence[str], case: Case, device: str) -> tuple[Found, Found]:

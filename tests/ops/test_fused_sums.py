@@ -174,20 +174,53 @@ def test_separate_parts_estimate_as_defined(device, form, sizes):
     check_estimates(messages(sum(sizes), 6, 3, device), sizes, form, "separate", 1e-4)
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("form", ["score", "regression", "location"])
-@pytest.mark.parametrize(("precision", "tolerance"), [("high", TF32), ("highest", 1e-4)])
+@pytest.mark.parametrize(
+    ("precision", "tolerance"), [pytest.param("high", TF32, marks=pytest.mark.gpu), ("highest", 1e-4)]
+)
 def test_fused_messages_estimate_as_defined(device, form, sizes, precision, tolerance, matmul_precision):
     matmul_precision(precision)
     check_estimates(messages(sum(sizes), 20, 3, device), sizes, form, "fused", tolerance)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize(("p", "channels"), [(1, 3), (4, 64), (7, 64), (8, 128), (9, 65), (10, 64)])
+WIDTHS = [(1, 3), (4, 64), (7, 64), (8, 128), (9, 65), (10, 64)]
+
+
+@pytest.mark.parametrize(("p", "channels"), WIDTHS)
 def test_fused_messages_of_any_width(device, p, channels, matmul_precision):
     matmul_precision("highest")
     check_estimates(messages(5003, channels, p, device), [0, 4000, 1000, 3], "regression", "fused", 1e-4)
+
+
+@pytest.mark.parametrize("channels", [1, 17, 100])
+def test_messages_in_float64_are_multiplied_in_float64(channels):
+    inputs = [one.double().requires_grad_() for one in messages(1300, channels, 3, "cpu", torch.float64)]
+    found = []
+    for backend in ("fused", "reference"):
+        out = estimate_messages(*inputs, bounds([0, 1100, 200], "cpu"), backend=backend)
+        found.append((out.detach(), *torch.autograd.grad(out.square().sum(), inputs)))
+    for one, other in zip(*found, strict=True):
+        near(one, other, 1e-11)
+
+
+def test_messages_of_any_strides_are_fused_on_a_cpu():
+    x, *layer = messages(400, 12, 3, "cpu")
+    x, ptr = x.mT.contiguous().mT, bounds([300, 100], "cpu")
+    got, want = (estimate_messages(x, *layer, ptr, backend=backend) for backend in ("fused", "reference"))
+    near(got, want.double(), 1e-5)
+
+
+def test_a_message_that_is_not_finite_spoils_its_own_group_only():
+    x, *layer = messages(400, 12, 3, "cpu")
+    x[130] = float("nan")
+    inputs = [x.requires_grad_(), *layer]
+    out = estimate_messages(*inputs, bounds([130, 5, 265], "cpu"), backend="fused")
+    assert torch.isnan(out[1]).any()
+    assert torch.isfinite(out[[0, 2]]).all()
+    (slopes,) = torch.autograd.grad(out[[0, 2]].sum(), x)
+    assert torch.isfinite(slopes[:130]).all()
+    assert torch.isfinite(slopes[135:]).all()
 
 
 @pytest.mark.gpu
@@ -202,7 +235,6 @@ def test_gradients_of_outputs_are_written_in_parts(device, monkeypatch, matmul_p
     check_estimates(messages(5003, 64, 8, device), [5000, 3], "regression", "fused", TF32)
 
 
-@pytest.mark.gpu
 def test_estimates_and_gradients_are_the_same_from_run_to_run(device):
     inputs = [one.requires_grad_() for one in messages(50_000, 64, 8, device)]
     ptr, runs = bounds([30_000, 1, 0, 19_999], device), []
@@ -213,7 +245,6 @@ def test_estimates_and_gradients_are_the_same_from_run_to_run(device):
         equal(one.detach(), other.detach())
 
 
-@pytest.mark.gpu
 def test_fused_messages_compile_and_are_differentiated_twice(device, matmul_precision):
     matmul_precision("high")
     inputs = [one.requires_grad_() for one in messages(300, 16, 3, device)]
@@ -230,10 +261,10 @@ def test_fused_messages_compile_and_are_differentiated_twice(device, matmul_prec
     assert torch.isfinite(twice).all()
 
 
-@pytest.mark.gpu
 def test_layers_of_every_backend_agree(device, matmul_precision):
     matmul_precision("highest")
-    layer = FishnetsAggregation(64, num_params=8, device=device)
+    with torch.random.fork_rng():
+        layer = FishnetsAggregation(64, num_params=8, device=device)
     x, index = normals(1, 3000, 64, dtype=torch.float32).to(device), torch.arange(3000, device=device) * 7 % 100
     outs = []
     for backend in ("reference", "separate", "fused", "auto"):
@@ -271,10 +302,15 @@ def test_a_schedule_covers_every_position_once(sizes, grain, monkeypatch):
 
 def test_what_cannot_be_fused_says_why(device):
     x, lin, bias, prior = messages(4, 3, 2, "cpu")
-    name, reason = estimate_messages_backend(x, lin, bias, prior)
-    assert (name, reason) == ("separate", "messages are on cpu and the linear layer is fused on a GPU only")
-    with pytest.raises(BackendUnavailableError, match=r'^The backend "fused" cannot run: messages are on cpu and'):
-        estimate_messages(x, lin, bias, prior, bounds([4], "cpu"), backend="fused")
+    assert estimate_messages_backend(x, lin, bias, prior) == ("fused", "the device and the shapes are supported")
+    name, reason = estimate_messages_backend(x.unsqueeze(0), lin, bias, prior)
+    assert (name, reason) == ("separate", "messages have 3 dimensions and those of shape (n, C) are fused")
+    with pytest.raises(BackendUnavailableError, match=r'^The backend "fused" cannot run: messages have 3 dimensions'):
+        estimate_messages(x.unsqueeze(0), lin, bias, prior, bounds([4], "cpu"), backend="fused")
+    name, reason = estimate_messages_backend(torch.zeros(4, 257), torch.zeros(5, 257), bias, prior)
+    assert (name, reason) == ("separate", "messages have 257 channels and the CPU kernels take at most 256")
+    name, reason = estimate_messages_backend(torch.zeros(4, 0), torch.zeros(5, 0), bias, prior)
+    assert (name, reason) == ("separate", "messages have no channels")
     assert estimate_messages_backend(x, lin, bias, prior, "separate") == ("separate", "it was asked for")
     with pytest.raises(ConfigError, match=r'^`backend` is "fast" but one of'):
         estimate_messages(x, lin, bias, prior, bounds([4], "cpu"), backend="fast")

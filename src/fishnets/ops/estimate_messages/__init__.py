@@ -82,7 +82,7 @@ def estimate_messages_backend(
     Example:
         >>> import torch
         >>> estimate_messages_backend(torch.ones(3, 1), torch.zeros(2, 1), torch.zeros(2), torch.ones(1))
-        ('separate', 'messages are on cpu and the linear layer is fused on a GPU only')
+        ('fused', 'the device and the shapes are supported')
     """
     num_outputs = len(prior) + packed_size(len(prior))
     if x.ndim < 2 or lin.shape != (num_outputs, x.shape[-1]):

@@ -36,9 +36,9 @@ def obstacle(x: Tensor, lin: Tensor, num_params: int) -> str | None:
     """Why these messages and their layer cannot be fused, or None when they can."""
     if transforms_active():
         return "a function transform is active, through which the fused kernels cannot be seen"
-    if not x.is_cuda:
-        return f"messages are on {x.device} and the linear layer is fused on a GPU only"
-    return fused_triton.obstacle(x, lin, num_params)
+    kernels: Any = fused_triton if x.is_cuda else fused_cpu
+    reason: str | None = kernels.obstacle(x, lin, num_params)
+    return reason
 
 
 def outputs_obstacle(x: Tensor, num_params: int, form: str) -> str | None:

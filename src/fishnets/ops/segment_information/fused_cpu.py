@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,10 +38,11 @@ from fishnets.ops.segment_information.kernels_numba import pull_kernel, sum_kern
 from fishnets.ops.segment_information.reference import segment_sum
 from fishnets.ops.segment_information.registers_numba import Case
 
-__all__ = ["backward", "forward", "obstacle"]
+__all__ = ["backward", "cut_groups", "forward", "obstacle", "optional", "run_ranges"]
 
 CHUNK = 1024  # most rows of a partial sum
 ROWS_PER_RANGE = 4096  # fewer are done before a thread has woken
+RANGES_PER_THREAD = 12  # one that starts late, because threads of PyTorch are still awake, takes fewer
 MAX_PARAMS = 16  # the code of a kernel grows with the cube of p
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -90,12 +92,12 @@ def forward(
     Returns:
         Score and packed Fisher matrix of each group, shape :math:`(B, g, p + p(p+1)/2)`, in float32 or better.
     """
-    source, (bounds, chunks) = _at_least_float32(raw), _chunks(ptr)
+    source, (bounds, chunks) = _at_least_float32(raw), cut_groups(ptr)
     dense = source.stride(-1) == 1
     flags = (dense, order is not None, bias is not None)
     kernel = sum_kernel(Case(num_params, kind, form, str(source.numpy().dtype), *flags))
     part = source.new_empty(len(raw), len(bounds) - 1, num_params + packed_size(num_params))
-    _run(kernel, len(raw), bounds, [*_optional(source, weight, order, bias), source, part])
+    run_ranges(kernel, len(raw), bounds, [*optional(source, weight, order, bias), source, part])
     return part if len(bounds) == len(ptr) else segment_sum(part, chunks)
 
 
@@ -121,7 +123,7 @@ def backward(
     Returns:
         Gradients of ``raw``, in its dtype, and of ``weight``, shape :math:`(n,)`, or None.
     """
-    source, (bounds, chunks) = _at_least_float32(raw), _chunks(ptr)
+    source, (bounds, chunks) = _at_least_float32(raw), cut_groups(ptr)
     grad = _empty_like(source)
     dense = source.stride(-1) == grad.stride(-1) == 1
     flags = (dense, order is not None, bias is not None, need_weight)
@@ -130,8 +132,8 @@ def backward(
     upstream = grad_total.detach().to(source.dtype)
     if len(bounds) != len(ptr):
         upstream = upstream.repeat_interleave(chunks.diff(), dim=1)  # (B, c, ...)
-    given = _optional(source, weight, order, bias)
-    _run(kernel, len(raw), bounds, [*given, source, upstream, grad, grad_weight])
+    given = optional(source, weight, order, bias)
+    run_ranges(kernel, len(raw), bounds, [*given, source, upstream, grad, grad_weight])
     return grad.to(raw.dtype), grad_weight.sum(0) if need_weight else None
 
 
@@ -145,14 +147,14 @@ def _empty_like(source: Tensor) -> Tensor:
     return torch.from_numpy(np.empty(source.numel(), source.numpy().dtype)).as_strided(source.shape, strides)
 
 
-def _optional(source: Tensor, weight: Tensor | None, order: Tensor | None, bias: Tensor | None) -> list[Tensor]:
+def optional(source: Tensor, weight: Tensor | None, order: Tensor | None, bias: Tensor | None) -> list[Tensor]:
     """Order, weight and bias for a kernel, to which an empty tensor means none."""
     none = source.new_empty(0)
     numbers = [none if one is None else one.detach().to(source.dtype) for one in (weight, bias)]
     return [none.long() if order is None else order, *numbers]
 
 
-def _chunks(ptr: Tensor) -> tuple[Tensor, Tensor]:
+def cut_groups(ptr: Tensor) -> tuple[Tensor, Tensor]:
     """First position of each chunk, shape (c + 1,), and first chunk of each group, shape (g + 1,), with the ends.
 
     In NumPy: PyTorch would wake its threads for so little.
@@ -165,8 +167,10 @@ def _chunks(ptr: Tensor) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(np.append(bounds, starts[-1:])), torch.from_numpy(chunks)
 
 
-def _run(kernel: Callable[..., None], num_batches: int, bounds: Tensor, tensors: Sequence[Tensor]) -> None:
+def run_ranges(kernel: Callable[..., Any], num_batches: int, bounds: Tensor, tensors: Sequence[Tensor]) -> list[Any]:
     """Runs a kernel on ranges of chunks with about equally many rows, which threads take one after the other.
+
+    What it returns for each range is returned in order.
 
     The threads are Python's, since kernels let go of the interpreter; Numba's own pool ends the process when two
     threads use it at once. A thread that has not started when all ranges are taken is not waited for.
@@ -174,19 +178,21 @@ def _run(kernel: Callable[..., None], num_batches: int, bounds: Tensor, tensors:
     arrays, num_positions = [tensor.numpy() for tensor in (bounds, *tensors)], int(bounds[-1])
     most = max(1, num_batches * num_positions // ROWS_PER_RANGE)
     num_threads = min(torch.get_num_threads(), most)
-    cuts = np.searchsorted(arrays[0], np.linspace(0, num_positions, min(4 * num_threads, most) + 1)).tolist()
+    num_ranges = min(RANGES_PER_THREAD * num_threads, most)
+    cuts = np.searchsorted(arrays[0], np.linspace(0, num_positions, num_ranges + 1)).tolist()
     cuts[0], cuts[-1] = 0, len(bounds) - 1  # empty groups at the ends included
-    ranges = iter(list(pairwise(cuts)))
+    ranges, found = iter(list(enumerate(pairwise(cuts)))), [None] * (len(cuts) - 1)
 
     def work() -> None:
-        for first, last in ranges:
-            kernel(*arrays, first, last)
+        for n, (first, last) in ranges:
+            found[n] = kernel(*arrays, first, last)
 
     helpers = [_pool(os.getpid()).submit(work) for _ in range(num_threads - 1)]
     work()
     for helper in helpers:
         if not helper.cancel():
             helper.result()
+    return found
 
 
 @cache

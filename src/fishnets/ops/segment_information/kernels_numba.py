@@ -22,7 +22,16 @@ import numpy as np
 
 from fishnets.ops.segment_information.registers_numba import LANES, Block, Case, Lanes
 
-__all__ = ["AHEAD", "pull_kernel", "sum_kernel"]
+__all__ = [
+    "AHEAD",
+    "emit_finish",
+    "emit_pull",
+    "emit_sum",
+    "intrinsic",
+    "place_rows",
+    "pull_kernel",
+    "sum_kernel",
+]
 
 AHEAD = 16  # positions between a row and one that is fetched from memory meanwhile, where rows are out of order
 
@@ -32,7 +41,7 @@ def sum_kernel(case: Case) -> Any:
     """Compiles the sum of information over each of the chunks ``first`` to ``last``, the last excluded."""
     import numba
 
-    add_block, finish, place = _intrinsic(_emit_sum, case), _intrinsic(_emit_finish, case), numba.njit(_place)
+    add_block, finish, place = intrinsic(emit_sum, case), intrinsic(emit_finish, case), numba.njit(place_rows)
     number, width = np.dtype(case.dtype).type, case.width
 
     def kernel(
@@ -63,7 +72,7 @@ def pull_kernel(case: Case) -> Any:
     """Compiles the gradients of the rows of chunks ``first`` to ``last``, the last excluded."""
     import numba
 
-    pull_block, place, number = _intrinsic(_emit_pull, case), numba.njit(_place), np.dtype(case.dtype).type
+    pull_block, place, number = intrinsic(emit_pull, case), numba.njit(place_rows), np.dtype(case.dtype).type
 
     def kernel(
         bounds: Any,  # (c + 1,)
@@ -89,7 +98,7 @@ def pull_kernel(case: Case) -> Any:
     return numba.njit(signature, nogil=True)(kernel)
 
 
-def _place(rows: Any, scale: Any, start: int, end: int, order: Any, weight: Any, repeated: int) -> None:
+def place_rows(rows: Any, scale: Any, start: int, end: int, order: Any, weight: Any, repeated: int) -> None:
     """Finds rows of a block, rows ahead and weights; a lane beyond the end has the last row, ``repeated`` times."""
     for lane in range(LANES):
         position = min(start + lane, end - 1)
@@ -100,10 +109,9 @@ def _place(rows: Any, scale: Any, start: int, end: int, order: Any, weight: Any,
             scale[lane] *= repeated
 
 
-def _intrinsic(emit: Callable[..., None], case: Case) -> Any:
+def intrinsic(emit: Callable[..., None], case: Case) -> Any:
     """A function for Numba, of one tuple of arrays and whole numbers, that emits instructions where it is called."""
-    from numba import types
-    from numba.extending import intrinsic
+    from numba import extending, types
 
     def definition(_: Any, operands: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -119,10 +127,10 @@ def _intrinsic(emit: Callable[..., None], case: Case) -> Any:
 
         return types.void(operands), generate
 
-    return intrinsic(definition)
+    return extending.intrinsic(definition)
 
 
-def _emit_sum(block: Block, rows: Any, scale: Any, bias: Any, raw: Any, batch: Any, sums: Any) -> None:
+def emit_sum(block: Block, rows: Any, scale: Any, bias: Any, raw: Any, batch: Any, sums: Any) -> None:
     """Adds the information of a block to ``sums``, a register per number."""
     case, places = block.case, block.places(rows, 0)
     block.prefetch(raw, batch, block.places(rows, 1))
@@ -132,7 +140,7 @@ def _emit_sum(block: Block, rows: Any, scale: Any, bias: Any, raw: Any, batch: A
         block.write(block.read(sums, n) + value * weight, sums, n)
 
 
-def _emit_finish(block: Block, sums: Any, part: Any, batch: Any, chunk: Any) -> None:
+def emit_finish(block: Block, sums: Any, part: Any, batch: Any, chunk: Any) -> None:
     """Writes the sum of each register, by halves."""
     for n in range(block.case.width):
         total, step = block.read(sums, n), LANES // 2
@@ -141,7 +149,7 @@ def _emit_finish(block: Block, sums: Any, part: Any, batch: Any, chunk: Any) -> 
         block.scatter(total, [block.address(part, batch, chunk, n)])
 
 
-def _emit_pull(
+def emit_pull(
     block: Block,
     rows: Any,
     scale: Any,

@@ -89,10 +89,12 @@ class Block:
             at = self.builder.add(at, self.builder.mul(place, self.builder.extract_value(array.strides, n)))
         return at
 
-    def _load(self, address: Any, kind: Any) -> Any:
+    def load(self, address: Any, kind: Any) -> Any:
+        """What lies at an address, a number or numbers side by side."""
         return self.builder.load(self.builder.inttoptr(address, kind.as_pointer()), align=self.size)
 
-    def _store(self, value: Any, address: Any) -> None:
+    def store(self, value: Any, address: Any) -> None:
+        """Writes it there."""
         self.builder.store(value, self.builder.inttoptr(address, value.type.as_pointer()), align=self.size)
 
     def _shuffle(self, one: Any, other: Any, picks: Iterable[int]) -> Any:
@@ -100,26 +102,26 @@ class Block:
 
     def places(self, rows: Any, which: int) -> list[Any]:
         """The rows of a block, or those ahead."""
-        return [self._load(self.address(rows, which, lane), self.whole) for lane in range(LANES)]
+        return [self.load(self.address(rows, which, lane), self.whole) for lane in range(LANES)]
 
     def read(self, array: Any, *index: Any) -> Lanes:
         """The LANES numbers of an array that lie side by side from an index on."""
-        return Lanes(self.builder, self._load(self.address(array, *index), self.vector))
+        return Lanes(self.builder, self.load(self.address(array, *index), self.vector))
 
     def write(self, lanes: Lanes, array: Any, *index: Any) -> None:
-        self._store(lanes.value, self.address(array, *index))
+        self.store(lanes.value, self.address(array, *index))
 
     def gather(self, addresses: Sequence[Any]) -> Lanes:
         """The number at the address of each lane."""
         value = self.vector([0.0] * LANES)
         for lane, address in enumerate(addresses):
-            value = self.builder.insert_element(value, self._load(address, self.number), self.whole(lane))
+            value = self.builder.insert_element(value, self.load(address, self.number), self.whole(lane))
         return Lanes(self.builder, value)
 
     def scatter(self, lanes: Lanes, addresses: Sequence[Any]) -> None:
         """Writes the first lanes, one to each address."""
         for lane, address in enumerate(addresses):
-            self._store(self.builder.extract_element(lanes.value, self.whole(lane)), address)
+            self.store(self.builder.extract_element(lanes.value, self.whole(lane)), address)
 
     def turned(self, lanes: Lanes, step: int) -> Lanes:
         picks = ((lane + step) % LANES for lane in range(LANES))
@@ -163,12 +165,15 @@ class Block:
         for n, lanes in enumerate([] if self.tiles() else columns):
             self.scatter(lanes, [self.address(array, batch, place, n) for place in places])
 
-    def prefetch(self, array: Any, batch: Any, places: Sequence[Any]) -> None:
-        """Asks for rows that are needed soon; without an order, memory is read ahead by itself."""
+    def fetch(self, address: Any) -> None:
+        """Asks for a line of the cache, which is 64 bytes."""
         flag, byte = self.ir.IntType(32), self.ir.IntType(8).as_pointer()
         kind = self.ir.FunctionType(self.ir.VoidType(), [byte, flag, flag, flag])
-        fetch = self.builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
-        columns = [*range(0, self.num_columns, 64 // self.size), self.num_columns - 1]  # a line of cache is 64 bytes
+        intrinsic = self.builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+        self.builder.call(intrinsic, [self.builder.inttoptr(address, byte), flag(0), flag(3), flag(1)])
+
+    def prefetch(self, array: Any, batch: Any, places: Sequence[Any]) -> None:
+        """Asks for rows that are needed soon; without an order, memory is read ahead by itself."""
+        columns = [*range(0, self.num_columns, 64 // self.size), self.num_columns - 1]
         for place, column in product(places, columns) if self.case.ordered else ():
-            address = self.builder.inttoptr(self.address(array, batch, place, column), byte)
-            self.builder.call(fetch, [address, flag(0), flag(3), flag(1)])
+            self.fetch(self.address(array, batch, place, column))

@@ -2,7 +2,7 @@
 
 A product is made in patches of :data:`ROWS` rows and a few vectors, which stay in registers while the depth is gone
 through: a vector of the second factor is read once for all rows, a number of the first once for all vectors. With 24
-accumulators of 512 bits an EPYC of Zen 4 does 105 of its 118 GFLOP/s, a core.
+accumulators of 512 bits a core of an EPYC does 105 GFLOP/s.
 """
 
 from __future__ import annotations

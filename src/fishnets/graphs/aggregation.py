@@ -29,10 +29,9 @@ from fishnets.algebra.information import Information
 from fishnets.algebra.packing import diagonal_positions, unpack_symmetric
 from fishnets.errors import DataError, ShapeError, describe_rows, expect_positive
 from fishnets.graphs.forms import FORMS, Form, expect_form, information_rows, num_outputs
-from fishnets.ops.estimate_messages import estimate_messages
+from fishnets.ops.estimate_messages import estimate_messages, solve_features
 from fishnets.ops.groups import Groups, expect_bounds, group_rows
 from fishnets.ops.segment_information import segment_sum
-from fishnets.ops.solve_information import solve_information
 
 __all__ = ["Aggregated", "FishnetsAggregation", "register_with_pyg"]
 
@@ -184,12 +183,7 @@ class FishnetsAggregation(Aggregation):  # type: ignore[misc]
         """Features (*, out_channels) from summed rows of information (*, p + p(p+1)/2)."""
         with without_autocast(total.device):
             total, p = _precise(total), self.num_params
-            score, packed = total[..., :p], total[..., p:]
-            diagonal = diagonal_positions(p, packed.device)
-            prior, own = self._prior(packed), packed.index_select(-1, diagonal)
-            spread = packed.new_zeros(packed.shape[-1]).index_copy(0, diagonal, prior)
-            estimate, _ = solve_information(score, packed + spread)
-            features = torch.cat([estimate, torch.log1p(own / prior)], dim=-1)
+            features = solve_features(total[..., :p], total[..., p:], self._prior(total))
         return self._channels(features, dtype)
 
     def inspect(

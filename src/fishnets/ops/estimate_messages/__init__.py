@@ -8,10 +8,11 @@ from fishnets.algebra.packing import packed_size
 from fishnets.errors import ShapeError, expect_finite, expect_last_dim
 from fishnets.ops.dispatch import choose_backend
 from fishnets.ops.estimate_messages import fused, reference
+from fishnets.ops.estimate_messages.reference import solve_features
 from fishnets.ops.groups import expect_bounds
 from fishnets.ops.segment_information import ScoreForm
 
-__all__ = ["estimate_messages", "estimate_messages_backend"]
+__all__ = ["estimate_messages", "estimate_messages_backend", "solve_features"]
 
 
 def estimate_messages(

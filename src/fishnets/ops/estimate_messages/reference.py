@@ -20,7 +20,7 @@ from fishnets.algebra.packing import diagonal_positions
 from fishnets.ops.segment_information import ScoreForm, segment_information
 from fishnets.ops.solve_information import solve_information
 
-__all__ = ["estimate_messages"]
+__all__ = ["estimate_messages", "solve_features"]
 
 
 def estimate_messages(
@@ -41,9 +41,12 @@ def estimate_messages(
     p, raw = len(prior), x + bias if lin is None else linear(x, lin, bias)
     with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
         given: dict[str, Any] = {"weight": weight, "order": order, "backend": backend}
-        score, packed = segment_information(raw, p, ptr, "full", form, **given)
-        diagonal = diagonal_positions(p, packed.device)
-        spread = packed.new_zeros(packed.shape[-1]).index_copy(0, diagonal, prior.to(packed))
-        estimate, _ = solve_information(score, packed + spread, backend)
-        own = packed.index_select(-1, diagonal)
-        return torch.cat([estimate, torch.log1p(own / prior.to(own))], dim=-1)
+        return solve_features(*segment_information(raw, p, ptr, "full", form, **given), prior, backend)
+
+
+def solve_features(score: Tensor, packed: Tensor, prior: Tensor, backend: str = "auto") -> Tensor:
+    """Features (*, 2p) of summed scores (*, p) and packed Fisher matrices, given precisions of the prior (p,)."""
+    prior, diagonal = prior.to(packed), diagonal_positions(len(prior), packed.device)
+    spread = packed.new_zeros(packed.shape[-1]).index_copy(0, diagonal, prior)
+    estimate, _ = solve_information(score, packed + spread, backend)
+    return torch.cat([estimate, torch.log1p(packed.index_select(-1, diagonal) / prior)], dim=-1)

@@ -3,7 +3,8 @@
 The first positions of every group are one item; what a larger group has beyond is cut into further items, whose sums
 are added in order afterwards. So a group with all rows does not serialise the GPU, nothing is added atomically, and
 results are the same from run to run. Items of about the same size come together, the largest first: those that run side
-by side end together. A schedule is made once for given bounds, and remembered.
+by side end together. Among items of about the same size, neighbours stay near each other: what they read and write is
+shared. A schedule is made once for given bounds, and remembered.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from fishnets.ops.memory import remembered
 __all__ = ["Items", "Schedule", "owners", "schedule"]
 
 REST = 2048  # positions of an item beyond a group's first
+GRAIN = 64  # positions: sizes that differ by less are about the same
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,13 +41,13 @@ class Schedule:
     bounds: Tensor
 
 
-def schedule(ptr: Tensor, first: int, grain: int) -> Schedule:
+def schedule(ptr: Tensor, first: int, window: int) -> Schedule:
     """Cuts the groups with these bounds into items.
 
     Args:
         ptr: Bounds of the groups, int64, shape (g + 1,).
         first: Most positions of a group's first item.
-        grain: Sizes whose quotients by it are equal count as the same, and keep the order of the groups.
+        window: How many neighbours are ordered by size, where sizes are about the same.
 
     Example:
         >>> found = schedule(torch.tensor([0, 1, 5000]), 256, 1)
@@ -54,28 +56,38 @@ def schedule(ptr: Tensor, first: int, grain: int) -> Schedule:
         >>> found.rest.stops.tolist(), found.heavy.tolist(), found.bounds.tolist()
         ([2305, 4353, 5000], [1], [0, 3])
     """
-    return remembered(ptr, ("schedule", first, grain), lambda: _schedule(ptr, first, grain))
+    return remembered(ptr, ("schedule", first, window), lambda: _schedule(ptr, first, window))
 
 
-def owners(ptr: Tensor, num_rows: int) -> Tensor:
-    """The group of each position (n,), int32.
+def owners(ptr: Tensor, num_rows: int, order: Tensor | None = None) -> Tensor:
+    """The group of each row (n,), int32; ``order`` has the row at each position, where they differ.
 
     Example:
         >>> owners(torch.tensor([0, 1, 3]), 3)
         tensor([0, 1, 1], dtype=torch.int32)
+        >>> owners(torch.tensor([0, 1, 3]), 3, torch.tensor([2, 0, 1]))
+        tensor([1, 1, 0], dtype=torch.int32)
     """
 
-    def find() -> Tensor:
+    def by_position() -> Tensor:
         groups = torch.arange(len(ptr) - 1, device=ptr.device, dtype=torch.int32)
         return torch.repeat_interleave(groups, ptr.diff(), output_size=num_rows)
 
-    return remembered(ptr, ("owners", num_rows), find)
+    found = remembered(ptr, ("owners", num_rows), by_position)
+    if order is None:
+        return found
+    given = order  # for the type checker
+    # `found` is kept beside the answer: while it is, no other tensor has its identity
+    return remembered(order, ("owners", id(found)), lambda: (found, torch.empty_like(found).scatter_(0, given, found)))[1]
 
 
-def _schedule(ptr: Tensor, first: int, grain: int) -> Schedule:
+def _schedule(ptr: Tensor, first: int, window: int) -> Schedule:
     starts, stops = ptr[:-1], ptr[1:]
     sizes = stops - starts
-    order = torch.argsort(sizes.clamp(max=first).div(grain, rounding_mode="floor"), descending=True, stable=True)
+    missing = first - sizes.clamp(max=first)
+    near = torch.arange(len(sizes), device=ptr.device).div(window, rounding_mode="floor")
+    about = missing.div(GRAIN, rounding_mode="floor") * (len(sizes) + 1) + near
+    order = torch.argsort(about * (first + 1) + missing, stable=True)
     light = Items(starts[order], torch.minimum(stops, starts + first)[order], order)
     heavy = (sizes > first).nonzero().flatten()
     pieces = (sizes[heavy] - first + REST - 1).div(REST, rounding_mode="floor")

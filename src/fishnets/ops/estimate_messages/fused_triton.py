@@ -23,6 +23,7 @@ MAX_PARAMS = 10  # outputs and sums of a message fill the registers of a lane
 MAX_CHANNELS = 128
 CHUNK = 54_000_000  # numbers: 0.2 GiB
 TILE, LANES = 128, 64
+WINDOW = 2048  # groups: their sums are written together
 PRECISIONS = {"highest": "tf32x3", "high": "tf32", "medium": "tf32"}
 
 
@@ -99,7 +100,8 @@ def _sum_messages(
     lanes = 4 if len(x) < 128 * num_groups else 16
     tile = {"num_warps": 1, "num_stages": 3} if num_params <= 8 else {"num_warps": 4, "num_stages": 2}
     items = 32 * tile["num_warps"] // lanes
-    cut, options = schedule(ptr, STEPS * lanes, 1), _options(x, lin, num_params, form, weight, order)
+    cut = schedule(ptr, STEPS * lanes, WINDOW)
+    options = _options(x, lin, num_params, form, weight) | {"HAS_ORDER": order is not None}
     given, sizes = (x, order, weight, lin.contiguous(), bias), lin.shape
     runs = (cut.first.starts, cut.first.stops, cut.first.place, total, num_groups, num_groups)
     grid = (-(-num_groups // items),)
@@ -133,13 +135,14 @@ def backward(
 
     num_groups, p = len(features), len(prior)
     weight, order, bias = dense(weight), dense(order), bias.contiguous()
-    node, grad_weight = features.new_empty((4 * p, num_groups)), features.new_empty(len(rows) if need_weight else 0)
+    node, grad_weight = features.new_empty((3 * p, num_groups)), features.new_empty(len(rows) if need_weight else 0)
+    grad_prior = features.new_empty((-(-num_groups // LANES), p))
     if num_groups:
-        given = (grad.contiguous(), total, prior, features, node, num_groups)
-        kernels.nodes_backward[(-(-num_groups // LANES),)](*given, P=p, LANES=LANES, num_warps=2)
-    options = (bias, p, ptr, form, weight, order, grad_weight)
+        given = (grad.contiguous(), total, prior, features, node, grad_prior, num_groups)
+        kernels.nodes_backward[(len(grad_prior),)](*given, P=p, LANES=LANES, num_warps=2)
+    options = (bias, p, owners(ptr, len(rows), order), form, weight, grad_weight)
     found = _outputs_backward(node, rows, *options) if lin is None else _messages_backward(node, rows, lin, *options)
-    return *found, node[3 * p :].sum(1).to(prior), grad_weight
+    return *found, grad_prior.sum(0).to(prior), grad_weight
 
 
 def _outputs_backward(
@@ -147,10 +150,9 @@ def _outputs_backward(
     raw: Tensor,
     bias: Tensor,
     num_params: int,
-    ptr: Tensor,
+    group: Tensor,
     form: str,
     weight: Tensor | None,
-    order: Tensor | None,
     grad_weight: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of outputs, of no layer, and of the bias."""
@@ -159,9 +161,9 @@ def _outputs_backward(
     raw, num_rows = raw.mT.contiguous(), len(raw)  # columns one behind the other, as they mostly are
     grad = torch.empty_like(raw)
     if num_rows:
-        given = (node, raw, order, weight, None, bias, owners(ptr, num_rows), grad, grad_weight)
+        given = (node, raw, weight, None, bias, group, grad, grad_weight)
         shape: dict[str, Any] = {"CP": 1, "A": 1, "B": 0, "P": num_params, "FORM": FORMS[form], "PRECISION": "ieee"}
-        flags: dict[str, Any] = {"HAS_LAYER": False, "HAS_ORDER": order is not None, "HAS_WEIGHT": weight is not None}
+        flags: dict[str, Any] = {"HAS_LAYER": False, "HAS_WEIGHT": weight is not None}
         flags |= {"NEED_WEIGHT": len(grad_weight) > 0, "M": TILE, "num_warps": 4}
         sizes = (node.shape[1], 0, num_rows, num_rows, len(raw), 1)
         kernels.outputs_backward[(-(-num_rows // TILE),)](*given, *sizes, **shape, **flags)
@@ -174,10 +176,9 @@ def _messages_backward(
     lin: Tensor,
     bias: Tensor,
     num_params: int,
-    ptr: Tensor,
+    group: Tensor,
     form: str,
     weight: Tensor | None,
-    order: Tensor | None,
     grad_weight: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of messages, layer and bias."""
@@ -185,48 +186,38 @@ def _messages_backward(
 
     (num_rows, channels), num_outputs = x.shape, len(lin)
     x, lin, grad_x = x.contiguous(), lin.contiguous(), torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    options = _options(x, lin, num_params, form, weight, order)
-    widths = {name: options[name] for name in ("CP", "A", "B", "HAS_ORDER", "PRECISION")}
-    widths["PRECISION"] = "tf32" if x.dtype == torch.bfloat16 else widths["PRECISION"]
-    programs = 4 * torch.cuda.get_device_properties(x.device).multi_processor_count
-    grad_lin = node.new_zeros((programs, widths["A"] + widths["B"], widths["CP"]))
-    grad_bias = node.new_zeros(grad_lin.shape[:2])
     num_chunks = max(1, -(-num_rows * num_outputs // CHUNK))
     stride = max(1, -(-num_rows // (num_chunks * TILE))) * TILE
     columns = node.new_empty((num_outputs, stride))
-    given = (node, x, order, weight, lin, bias, owners(ptr, num_rows), columns, grad_weight)
-    flags = {"HAS_LAYER": True, "NEED_WEIGHT": len(grad_weight) > 0, "M": TILE, "num_warps": 4}
+    options = _options(x, lin, num_params, form, weight) | {"HAS_LAYER": True, "NEED_WEIGHT": len(grad_weight) > 0}
+    padded, wide = -(-num_outputs // 16) * 16, options["CP"]
+    precision = "tf32" if x.dtype == torch.bfloat16 else options["PRECISION"]
+    product = {"KP": padded, "C": channels, "CP": wide, "PRECISION": precision, "M": 32, "num_warps": wide // 16}
+    # as many programs as fit on the GPU at once, by their registers
+    programs = (3 if padded <= 48 else 2) * torch.cuda.get_device_properties(x.device).multi_processor_count
+    grad_lin, grad_bias = node.new_zeros((programs, padded, wide)), node.new_zeros((programs, padded))
+    given = (node, x, weight, lin, bias, group, columns, grad_weight, node.shape[1])
     for start in range(0, num_rows, stride):
-        length = min(stride, num_rows - start)
-        sizes = (start, length, stride, num_outputs, channels)
-        kernels.outputs_backward[(-(-length // TILE),)](*given, node.shape[1], *sizes, **options, **flags)
-        parts = (columns, x, order, grad_lin, grad_bias)
-        kernels.layer_backward[(programs,)](*parts, *sizes, **widths, M=32, num_warps=4)
-        _back_to_messages(columns[:, :length], lin, order, start, grad_x)
+        stop = min(start + stride, num_rows)
+        length = stop - start
+        sizes = (start, length, stride, num_outputs)
+        kernels.outputs_backward[(-(-length // TILE),)](*given, *sizes, channels, **options, M=TILE, num_warps=4)
+        if length < stride:
+            columns[:, length:] = 0
+        kernels.layer_backward[(programs,)](columns, x, grad_lin, grad_bias, *sizes, **product)
+        if x.dtype == columns.dtype:
+            torch.mm(columns[:, :length].mT, lin, out=grad_x[start:stop])
+        else:
+            grad_x[start:stop] = columns[:, :length].mT @ lin.to(columns)
     return grad_x, grad_lin.sum(0)[:num_outputs, :channels].to(lin), grad_bias.sum(0)[:num_outputs].to(bias)
 
 
-def _back_to_messages(columns: Tensor, lin: Tensor, order: Tensor | None, start: int, grad_x: Tensor) -> None:
-    """Writes gradients of the messages at some positions from those of their outputs, (K, length)."""
-    stop = start + columns.shape[1]
-    if order is None and grad_x.dtype == columns.dtype:
-        torch.mm(columns.mT, lin, out=grad_x[start:stop])
-        return
-    found = (columns.mT @ lin.to(columns)).to(grad_x)
-    if order is None:
-        grad_x[start:stop] = found
-    else:
-        grad_x.index_copy_(0, order[start:stop], found)
-
-
-def _options(
-    x: Tensor, lin: Tensor, num_params: int, form: str, weight: Tensor | None, order: Tensor | None
-) -> dict[str, Any]:
+def _options(x: Tensor, lin: Tensor, num_params: int, form: str, weight: Tensor | None) -> dict[str, Any]:
     """What kernels are compiled for."""
     one, two = _products(len(lin))
     precision = PRECISIONS[torch.get_float32_matmul_precision()] if x.dtype == torch.float32 else "ieee"
     shape = {"CP": max(16, _power(x.shape[1])), "A": one, "B": two, "P": num_params, "FORM": FORMS[form]}
-    return shape | {"HAS_ORDER": order is not None, "HAS_WEIGHT": weight is not None, "PRECISION": precision}
+    return shape | {"HAS_WEIGHT": weight is not None, "PRECISION": precision}
 
 
 def _products(num_outputs: int) -> tuple[int, int]:

@@ -6,7 +6,8 @@ on from there. Forward, outputs are never written to memory. On the way back the
 at a time, for the two products that follow.
 
 There are K outputs, of which ``A`` are in a first product and up to ``B`` in a second, both powers of two; ``B`` may
-be 0. Channels are padded to CP, a power of two. Factors are full; other names are those of ``segment_information``.
+be 0. Channels are padded to CP, a power of two. On the way back outputs are padded to KP, a multiple of 16. Factors are
+full; other names are those of ``segment_information``.
 """
 
 # Kernels are typed by Triton when they are launched, not by annotations.
@@ -16,13 +17,16 @@ import triton
 import triton.language as tl
 
 from fishnets.ops.segment_information.kernels_triton import (
+    _add_information,
     _factor,
-    _information,
     _load,
     _packed,
+    _scaled,
+    _store_sums,
     _times,
     _transposed_times,
     _wide,
+    _zeros,
 )
 from fishnets.ops.solve_information.kernels_triton import _cholesky, _substitute
 
@@ -103,9 +107,7 @@ def sum_messages(
     weights_a, bias_a = _weights(lin, bias, 0, A, K, C, CP)
     if B > 0:
         weights_b, bias_b = _weights(lin, bias, A, B, K, C, CP)
-    total = ()
-    for _ in tl.static_range(WIDTH):
-        total = total + (tl.zeros([M], tl.float32),)
+    total = _zeros(WIDTH, [M])
     for step in range(0, longest, LANES):
         position = start + step + lane % LANES
         live = position < stop
@@ -121,16 +123,10 @@ def sum_messages(
         if B > 0:
             outputs = outputs + _product(tile, weights_b, bias_b, M, B, PRECISION)
         entries = _factor(outputs[P:], live, P, P, 0)
-        values = _information(outputs[:P], entries, P, P, 0, FORM)
-        added = ()
-        for k in tl.static_range(WIDTH):
-            added = added + (total[k] + scale * values[k],)
-        total = added
-    first = tl.program_id(0).to(tl.int64) * ITEMS + tl.arange(0, ITEMS)
-    place = tl.load(places + first, mask=first < num_items, other=0)
-    for k in tl.static_range(WIDTH):
-        summed = tl.sum(tl.reshape(total[k], [ITEMS, LANES]), 1)
-        tl.store(out + _wide(k) * num_places + place, summed, mask=first < num_items)
+        scaled = _scaled(outputs[:P] + entries, scale, WIDTH)
+        total = _add_information(total, outputs[:P], entries, scaled, P, P, 0, FORM)
+    place = tl.load(places + item, mask=item < num_items, other=0)
+    _store_sums(out + place, total, item < num_items, num_places, WIDTH, ITEMS, LANES)
 
 
 @triton.jit
@@ -152,14 +148,13 @@ def _minus(one, other, P: tl.constexpr):
 
 @triton.jit(do_not_specialize=["length", "num_groups"])
 def outputs_backward(
-    node,  # (4P, num_groups) lambda, estimate, gradient of the summed Fisher matrix's diagonal, one more
+    node,  # (3P, num_groups) lambda, estimate, gradient of the summed Fisher matrix's diagonal
     x,  # (n, C) messages or, without a layer, (K, n) their outputs
-    order,  # (n,) row of each position, or unused
-    weight,  # (n,) by row, or unused
+    weight,  # (n,), or unused
     lin,  # (K, C), or unused
     bias,  # (K,)
-    owners,  # (n,) group of each position
-    columns,  # (K, stride) gradient of the outputs: by position or, without a layer, by row
+    owners,  # (n,) group of each row
+    columns,  # (K, stride) gradient of the outputs of rows from ``start`` on
     grad_weight,  # (n,), or unused
     num_groups,
     start,
@@ -173,24 +168,20 @@ def outputs_backward(
     P: tl.constexpr,
     FORM: tl.constexpr,
     HAS_LAYER: tl.constexpr,
-    HAS_ORDER: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
     NEED_WEIGHT: tl.constexpr,
     PRECISION: tl.constexpr,
     M: tl.constexpr,
 ):
-    """Gradients of the outputs, and of the weights, at ``length`` positions from ``start`` on."""
+    """Gradients of the outputs, and of the weights, of ``length`` rows from ``start`` on."""
     within = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
     live = within < length
-    position = start + within
-    row = position
-    if HAS_ORDER:
-        row = tl.load(order + position, mask=live, other=0)
+    row = start + within
+    spot = columns + within
     scale = 1.0
     if HAS_WEIGHT:
         scale = tl.load(weight + row, mask=live, other=0.0).to(tl.float32)
     if HAS_LAYER:
-        spot = columns + within
         channel = tl.arange(0, CP)
         mask = live[:, None] & (channel < C)[None, :]
         tile = tl.load(x + row[:, None] * C + channel[None, :], mask=mask, other=0.0)
@@ -200,11 +191,10 @@ def outputs_backward(
             weights, offset = _weights(lin, bias, A, B, K, C, CP)
             outputs = outputs + _product(tile, weights, offset, M, B, PRECISION)
     else:
-        spot = columns + row
         outputs = _load(x + row, live, stride, bias, 0, P + P * (P + 1) // 2, True)
     a = outputs[:P]
     L = _factor(outputs[P:], live, P, P, 0)
-    place = node + tl.load(owners + position, mask=live, other=0)
+    place = node + tl.load(owners + row, mask=live, other=0)
     towards = _numbers(place, num_groups, 0, P)  # lambda
     z = _numbers(place, num_groups, P, P)
     h = _numbers(place, num_groups, 2 * P, P)
@@ -242,64 +232,79 @@ def outputs_backward(
 
 
 @triton.jit
-def _gradients(columns, within, live, stride, FIRST: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
-    """Gradients of outputs FIRST, ..., FIRST + N - 1, (N, M), zero beyond K."""
-    output = FIRST + tl.arange(0, N)
-    place = output.to(tl.int64)[:, None] * stride + within[None, :]
-    return tl.load(columns + place, mask=(output < K)[:, None] & live[None, :], other=0.0)
-
-
-@triton.jit(do_not_specialize=["length"])
-def layer_backward(
-    columns,  # (K, stride) gradient of the outputs
-    x,  # (n, C)
-    order,  # (n,) row of each position, or unused
-    grad_lin,  # (programs, A + B, CP) parts of the gradient of the layer, added to
-    grad_bias,  # (programs, A + B) parts of the gradient of its bias, added to
+def _fetch(
+    columns,
+    x,
+    number,
     start,
     length,
     stride,
     K: tl.constexpr,
+    KP: tl.constexpr,
     C: tl.constexpr,
     CP: tl.constexpr,
-    A: tl.constexpr,
-    B: tl.constexpr,
-    HAS_ORDER: tl.constexpr,
+    M: tl.constexpr,
+):
+    """Messages of a tile, (M, CP), and the gradients of their outputs, 32 at a time, (32, M); zero beyond the last."""
+    within = number.to(tl.int64) * M + tl.arange(0, M)
+    channel = tl.arange(0, CP)
+    mask = (within < length)[:, None] & (channel < C)[None, :]
+    row = start + within
+    tile = tl.load(x + row[:, None] * C + channel[None, :], mask=mask, other=0.0).to(tl.float32)
+    gradients = ()
+    for first in tl.static_range(0, KP, 32):
+        output = first + tl.arange(0, min(32, KP - first))
+        place = columns + output.to(tl.int64)[:, None] * stride + within[None, :]
+        real = (output < K) & (number * M < length)  # not by the row, which would take single numbers at a time
+        gradients = gradients + (tl.load(place, mask=real[:, None], other=0.0),)
+    return tile, gradients
+
+
+@triton.jit(do_not_specialize=["length"])
+def layer_backward(
+    columns,  # (K, stride) gradient of the outputs, zero from ``length`` on
+    x,  # (n, C)
+    grad_lin,  # (programs, KP, CP) parts of the gradient of the layer, added to
+    grad_bias,  # (programs, KP) parts of the gradient of its bias, added to
+    start,
+    length,
+    stride,
+    K: tl.constexpr,
+    KP: tl.constexpr,
+    C: tl.constexpr,
+    CP: tl.constexpr,
     PRECISION: tl.constexpr,
     M: tl.constexpr,
 ):
-    """Gradient of the layer; a program takes every so many tiles of M positions, in order."""
+    """Gradient of the layer; a program takes every so many tiles of M rows, in order.
+
+    The next tile is on its way while one is multiplied.
+    """
+    lin = ()
+    bias = ()
+    for first in tl.static_range(0, KP, 32):
+        lin = lin + (tl.zeros([min(32, KP - first), CP], tl.float32),)
+        bias = bias + (tl.zeros([min(32, KP - first), M], tl.float32),)
+    step = tl.num_programs(0)
+    tile, gradients = _fetch(columns, x, tl.program_id(0), start, length, stride, K, KP, C, CP, M)
+    for number in tl.range(tl.program_id(0), tl.cdiv(length, M), step, num_stages=1):
+        ahead = _fetch(columns, x, number + step, start, length, stride, K, KP, C, CP, M)
+        more_lin = ()
+        more_bias = ()
+        for part in tl.static_range(0, KP, 32):
+            d = gradients[part // 32]
+            more_lin = more_lin + (tl.dot(d, tile, lin[part // 32], input_precision=PRECISION),)
+            more_bias = more_bias + (bias[part // 32] + d,)
+        lin = more_lin
+        bias = more_bias
+        tile = ahead[0]
+        gradients = ahead[1]
     channel = tl.arange(0, CP)
-    lin_a = tl.zeros([CP, A], tl.float32)
-    bias_a = tl.zeros([A, M], tl.float32)
-    if B > 0:
-        lin_b = tl.zeros([CP, B], tl.float32)
-        bias_b = tl.zeros([B, M], tl.float32)
-    for number in tl.range(tl.program_id(0), tl.cdiv(length, M), tl.num_programs(0), num_stages=1):
-        within = number * M + tl.arange(0, M)
-        live = within < length
-        row = start + within.to(tl.int64)
-        if HAS_ORDER:
-            row = tl.load(order + row, mask=live, other=0)
-        mask = live[:, None] & (channel < C)[None, :]
-        tile = tl.trans(tl.load(x + row[:, None] * C + channel[None, :], mask=mask, other=0.0).to(tl.float32))
-        d = _gradients(columns, within, live, stride, 0, A, K)
-        lin_a = tl.dot(tile, tl.trans(d), lin_a, input_precision=PRECISION)
-        bias_a += d
-        if B > 0:
-            d = _gradients(columns, within, live, stride, A, B, K)
-            lin_b = tl.dot(tile, tl.trans(d), lin_b, input_precision=PRECISION)
-            bias_b += d
-    base = tl.program_id(0).to(tl.int64) * (A + B)
-    one = base + tl.arange(0, A)
-    spot = grad_lin + one[None, :] * CP + channel[:, None]
-    tl.store(spot, tl.load(spot) + lin_a)
-    tl.store(grad_bias + one, tl.load(grad_bias + one) + tl.sum(bias_a, 1))
-    if B > 0:
-        two = base + A + tl.arange(0, B)
-        spot = grad_lin + two[None, :] * CP + channel[:, None]
-        tl.store(spot, tl.load(spot) + lin_b)
-        tl.store(grad_bias + two, tl.load(grad_bias + two) + tl.sum(bias_b, 1))
+    for first in tl.static_range(0, KP, 32):
+        output = tl.program_id(0).to(tl.int64) * KP + first + tl.arange(0, min(32, KP - first))
+        spot = grad_lin + output[:, None] * CP + channel[None, :]
+        tl.store(spot, tl.load(spot) + lin[first // 32])
+        tl.store(grad_bias + output, tl.load(grad_bias + output) + tl.sum(bias[first // 32], 1))
 
 
 @triton.jit
@@ -348,7 +353,8 @@ def nodes_backward(
     total,  # (P + P(P+1)/2, num_groups)
     prior,  # (P,)
     features,  # (num_groups, 2P) estimate and log-information
-    node,  # (4P, num_groups) lambda, estimate, gradients of the summed Fisher matrix's diagonal and of the prior
+    node,  # (3P, num_groups) lambda, estimate, gradient of the summed Fisher matrix's diagonal
+    grad_prior,  # (programs, P) parts of the gradient of the prior
     num_groups,
     P: tl.constexpr,
     LANES: tl.constexpr,
@@ -363,11 +369,11 @@ def nodes_backward(
         gradient = gradient + (tl.load(grad + place * (2 * P) + i, mask=real, other=0.0),)
     towards = _substitute(lower, inverse, gradient, P)
     for i in tl.static_range(P):
-        z = tl.load(features + place * (2 * P) + i, mask=real)
-        h = tl.load(grad + place * (2 * P) + P + i, mask=real) / matrix[_packed(i, i)]
-        own = tl.load(total + _wide(P + _packed(i, i)) * num_groups + place, mask=real)
+        z = tl.load(features + place * (2 * P) + i, mask=real, other=0.0)
+        h = tl.load(grad + place * (2 * P) + P + i, mask=real, other=0.0) / matrix[_packed(i, i)]
+        own = tl.load(total + _wide(P + _packed(i, i)) * num_groups + place, mask=real, other=0.0)
         tl.store(node + _wide(i) * num_groups + place, towards[i], mask=real)
         tl.store(node + _wide(P + i) * num_groups + place, z, mask=real)
         tl.store(node + _wide(2 * P + i) * num_groups + place, h, mask=real)
         of_prior = -towards[i] * z - h * own / tl.load(prior + i)
-        tl.store(node + _wide(3 * P + i) * num_groups + place, of_prior, mask=real)
+        tl.store(grad_prior + tl.program_id(0) * P + i, tl.sum(tl.where(real, of_prior, 0.0), 0))

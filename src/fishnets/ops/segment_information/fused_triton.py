@@ -17,7 +17,6 @@ __all__ = ["FORMS", "MAX_PARAMS", "add_rest", "backward", "dense", "forward", "o
 MAX_PARAMS = 16
 MAX_BATCH = 1024  # the second dimension of a grid ends at 65,535
 STEPS = 64  # of the loop over a group's first item
-GRAIN = 64  # where columns lie one behind the other, groups of about the same size are best left in order
 FORMS = {"score": 0, "regression": 1, "location": 2}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -61,8 +60,9 @@ def forward(
     if num_groups == 0 or batch == 0:
         return out.mT
     lanes = _lanes(num_rows / num_groups / 4, 8)
-    cut = schedule(ptr, STEPS * lanes, GRAIN)
-    options = _options(raw, num_params, kind, form, weight, order) | {"HAS_BIAS": bias is not None}
+    cut = schedule(ptr, STEPS * lanes, 1)  # columns lie one behind the other: groups side by side share their lines
+    options = _options(raw, num_params, kind, form, weight)
+    options |= {"HAS_ORDER": order is not None, "HAS_BIAS": bias is not None}
     given, tile = (raw, order, weight, bias), {"ITEMS": 32 // lanes, "LANES": lanes, "num_warps": 1}
     items, grid = cut.first, (-(-num_groups * lanes // 32), batch)
     runs = (items.starts, items.stops, items.place, out, num_groups, num_groups)
@@ -105,9 +105,9 @@ def backward(
     grad_weight = raw.new_empty((batch, num_rows), dtype=torch.float32) if need_weight else None
     if num_rows and batch:
         rows = grad.to(torch.float32).contiguous()
-        options = _options(raw, num_params, kind, form, weight, order)
+        options = _options(raw, num_params, kind, form, weight)
         flags = {"NEED_WEIGHT": need_weight, "LANES": 64, "num_warps": 2}
-        given = (rows, raw, order, weight, owners(ptr, num_rows), grad_raw, grad_weight, num_groups, num_rows)
+        given = (rows, raw, weight, owners(ptr, num_rows, order), grad_raw, grad_weight, num_groups, num_rows)
         strides = (*raw.stride(), *grad_raw.stride())
         kernels.rows_backward[-(-num_rows // 64), batch](*given, *strides, **options, **flags)
     return grad_raw, None if grad_weight is None else grad_weight.sum(0)
@@ -123,10 +123,8 @@ def _lanes(typical: float, least: int) -> int:
     return next(size for size in (4, 8, 16, 32) if size >= least and (size >= typical or size == 32))
 
 
-def _options(
-    raw: Tensor, num_params: int, kind: str, form: str, weight: Tensor | None, order: Tensor | None
-) -> dict[str, Any]:
+def _options(raw: Tensor, num_params: int, kind: str, form: str, weight: Tensor | None) -> dict[str, Any]:
     """What kernels are compiled for."""
     number = {"full": 0, "diagonal": 1}.get(kind, 2)
     shape = {"P": num_params, "R": factor_rank(kind, num_params), "KIND": number, "FORM": FORMS[form]}
-    return shape | {"HAS_ORDER": order is not None, "HAS_WEIGHT": weight is not None}
+    return shape | {"HAS_WEIGHT": weight is not None}

@@ -3,7 +3,7 @@
 Outputs of a row are columns: where they lie one behind the other, (K, n) in memory, every load is coalesced. A program
 takes ``ITEMS`` runs of consecutive positions side by side, ``LANES`` rows of each at a step; a lane owns a row, holds
 all of its numbers in registers and adds to sums of its own, which are reduced over lanes once, at the end. On the way
-back a lane owns a position. All indices of the factor are known at compile time: only entries that exist are computed,
+back a lane owns a row, wherever it is. All indices of the factor are known at compile time: only entries that exist are computed,
 nothing is padded.
 
 Kinds of factor are numbers here: 0 full, 1 diagonal, 2 low rank. Forms too: 0 score, 1 regression, 2 location.
@@ -51,7 +51,18 @@ def _wide(n: tl.constexpr):
 
 @triton.jit
 def _softplus(x):
-    return tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))
+    """With ln(1 + e) as e times a polynomial, within 2^-22 everywhere: a logarithm of 1 + e takes longer and loses e."""
+    e = tl.exp(-tl.abs(x))
+    p = 0.01985139027237892 - 0.003244009567424655 * e
+    p = p * e - 0.056959398090839386
+    p = p * e + 0.10603640973567963
+    p = p * e - 0.1530558466911316
+    p = p * e + 0.19675935804843903
+    p = p * e - 0.24954132735729218
+    p = p * e + 0.3332996368408203
+    p = p * e - 0.4999990165233612
+    p = p * e + 1.0
+    return tl.maximum(x, 0.0) + e * p
 
 
 @triton.jit
@@ -107,22 +118,68 @@ def _times(entries, vector, P: tl.constexpr, R: tl.constexpr, KIND: tl.constexpr
 
 
 @triton.jit
-def _information(vector, entries, P: tl.constexpr, R: tl.constexpr, KIND: tl.constexpr, FORM: tl.constexpr):
-    """Score and packed Fisher matrix of a row, P + P(P + 1)/2 numbers."""
-    if FORM == 0:
-        row = vector
-    elif FORM == 1:
-        row = _times(entries, vector, P, R, KIND)
-    else:
-        row = _times(entries, _transposed_times(entries, vector, P, R, KIND), P, R, KIND)
+def _zeros(COUNT: tl.constexpr, shape: tl.constexpr):
+    """COUNT tensors of zeros."""
+    out = ()
+    for _ in tl.static_range(COUNT):
+        out = out + (tl.zeros(shape, tl.float32),)
+    return out
+
+
+@triton.jit
+def _scaled(values, scale, COUNT: tl.constexpr):
+    out = ()
+    for k in tl.static_range(COUNT):
+        out = out + (scale * values[k],)
+    return out
+
+
+@triton.jit
+def _add_information(
+    total, vector, entries, scaled, P: tl.constexpr, R: tl.constexpr, KIND: tl.constexpr, FORM: tl.constexpr
+):
+    """Adds score and packed Fisher matrix of a row, P + P(P + 1)/2 numbers.
+
+    ``scaled`` are its outputs, vector and entries, times its weight.
+    """
+    along = vector
+    if FORM == 2:
+        along = _transposed_times(entries, vector, P, R, KIND)
+    out = ()
+    for i in tl.static_range(P):
+        value = total[i]
+        if FORM == 0:
+            value += scaled[i]
+        else:
+            for k in tl.static_range(R):
+                if _exists(KIND, i, k):
+                    value += scaled[P + _at(KIND, R, i, k)] * along[k]
+        out = out + (value,)
     for i in tl.static_range(P):
         for j in tl.static_range(i + 1):
-            total = vector[0] * 0.0
+            value = total[P + _packed(i, j)]
             for k in tl.static_range(R):
                 if _exists(KIND, i, k) and _exists(KIND, j, k):
-                    total += entries[_at(KIND, R, i, k)] * entries[_at(KIND, R, j, k)]
-            row = row + (total,)
-    return row
+                    value += scaled[P + _at(KIND, R, i, k)] * entries[_at(KIND, R, j, k)]
+            out = out + (value,)
+    return out
+
+
+@triton.jit
+def _store_sums(
+    place, total, real, stride, WIDTH: tl.constexpr, ITEMS: tl.constexpr, LANES: tl.constexpr
+):
+    """Stores the sums over the lanes of each item.
+
+    One lane of an item stores: if one lane each did for consecutive items, every column would be exchanged between
+    lanes, through shared memory where there are several warps.
+    """
+    M: tl.constexpr = ITEMS * LANES
+    real = real & (tl.arange(0, M) % LANES == 0)
+    for k in tl.static_range(WIDTH):
+        summed = tl.sum(tl.reshape(total[k], [ITEMS, LANES]), 1, keep_dims=True)
+        summed = tl.reshape(tl.broadcast_to(summed, [ITEMS, LANES]), [M])
+        tl.store(place + _wide(k) * stride, summed, mask=real)
 
 
 @triton.jit(do_not_specialize=["num_items", "num_places"])
@@ -151,19 +208,18 @@ def sum_rows(
     LANES: tl.constexpr,
 ):
     """Sums the rows of every item."""
+    M: tl.constexpr = ITEMS * LANES
     WIDTH: tl.constexpr = P + P * (P + 1) // 2
-    item = tl.program_id(0).to(tl.int64) * ITEMS + tl.arange(0, ITEMS)
+    lane = tl.arange(0, M)
+    item = tl.program_id(0).to(tl.int64) * ITEMS + lane // LANES
     batch = tl.program_id(1).to(tl.int64)
-    real = item < num_items
-    start = tl.load(starts + item, mask=real, other=0)
-    stop = tl.load(stops + item, mask=real, other=0)
+    start = tl.load(starts + item, mask=item < num_items, other=0)
+    stop = tl.load(stops + item, mask=item < num_items, other=0)
     longest = tl.max(stop - start, 0)
-    total = ()
-    for _ in tl.static_range(WIDTH):
-        total = total + (tl.zeros([ITEMS, LANES], tl.float32),)
+    total = _zeros(WIDTH, [M])
     for step in range(0, longest, LANES):
-        position = start[:, None] + step + tl.arange(0, LANES)[None, :]
-        live = position < stop[:, None]
+        position = start + step + lane % LANES
+        live = position < stop
         row = position
         if HAS_ORDER:
             row = tl.load(order + position, mask=live, other=0)
@@ -171,17 +227,13 @@ def sum_rows(
         vector = _load(base, live, stride_column, bias, 0, P, HAS_BIAS)
         outputs = _load(base, live, stride_column, bias, P, _width(KIND, P, R), HAS_BIAS)
         entries = _factor(outputs, live, P, R, KIND)
-        values = _information(vector, entries, P, R, KIND, FORM)
-        scale = 1.0
+        scaled = vector + entries
         if HAS_WEIGHT:
             scale = tl.load(weight + row, mask=live, other=0.0).to(tl.float32)
-        added = ()
-        for k in tl.static_range(WIDTH):
-            added = added + (total[k] + scale * values[k],)
-        total = added
-    place = tl.load(places + item, mask=real, other=0)
-    for k in tl.static_range(WIDTH):
-        tl.store(out + (batch * WIDTH + k) * num_places + place, tl.sum(total[k], 1), mask=real)
+            scaled = _scaled(scaled, scale, P + _width(KIND, P, R))
+        total = _add_information(total, vector, entries, scaled, P, R, KIND, FORM)
+    place = tl.load(places + item, mask=item < num_items, other=0)
+    _store_sums(out + batch * WIDTH * num_places + place, total, item < num_items, num_places, WIDTH, ITEMS, LANES)
 
 
 @triton.jit(do_not_specialize=["num_items", "num_groups"])
@@ -210,9 +262,8 @@ def add_parts(
 def rows_backward(
     grad,  # (B, num_groups, P + P(P+1)/2)
     raw,  # (B, n, K) with strides
-    order,  # (n,) row of each position, or unused
-    weight,  # (n,) by row, or unused
-    owners,  # (n,) group of each position
+    weight,  # (n,), or unused
+    owners,  # (n,) group of each row
     grad_raw,  # (B, n, K) with strides
     grad_weight,  # (B, n), or unused
     num_groups,
@@ -227,20 +278,16 @@ def rows_backward(
     R: tl.constexpr,
     KIND: tl.constexpr,
     FORM: tl.constexpr,
-    HAS_ORDER: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
     NEED_WEIGHT: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """Gradients of rows, a lane for each position: groups of any size are alike."""
+    """Gradients of rows, a lane for each, in any order: groups of any size are alike."""
     WIDTH: tl.constexpr = P + P * (P + 1) // 2
     batch = tl.program_id(1).to(tl.int64)
-    position = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
-    live = position < num_rows
-    row = position
-    if HAS_ORDER:
-        row = tl.load(order + position, mask=live, other=0)
-    owner = tl.load(owners + position, mask=live, other=0)
+    row = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
+    live = row < num_rows
+    owner = tl.load(owners + row, mask=live, other=0)
     base = raw + batch * stride_batch + row * stride_row
     vector = _load(base, live, stride_column, 0, 0, P, False)
     outputs = _load(base, live, stride_column, 0, P, _width(KIND, P, R), False)
@@ -253,7 +300,7 @@ def rows_backward(
     if HAS_WEIGHT:
         scale = tl.load(weight + row, mask=live, other=0.0).to(tl.float32)
     if NEED_WEIGHT:
-        values = _information(vector, entries, P, R, KIND, FORM)
+        values = _add_information(_zeros(WIDTH, [LANES]), vector, entries, vector + entries, P, R, KIND, FORM)
         total = tl.zeros([LANES], tl.float32)
         for k in tl.static_range(P):
             total += g[k] * values[k]

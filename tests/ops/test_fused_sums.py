@@ -277,12 +277,13 @@ def test_layers_of_every_backend_agree(device, matmul_precision):
 # Schedules
 
 
-@pytest.mark.parametrize("grain", [1, 4])
+@pytest.mark.parametrize("window", [1, 4])
 @pytest.mark.parametrize("sizes", [[0, 3, 40, 1, 0, 12], [5], [100, 2, 60, 2], [0]], ids=str)
-def test_a_schedule_covers_every_position_once(sizes, grain, monkeypatch):
+def test_a_schedule_covers_every_position_once(sizes, window, monkeypatch):
     monkeypatch.setattr(scheduling, "REST", 7)
+    monkeypatch.setattr(scheduling, "GRAIN", 2)
     ptr = bounds(sizes, "cpu")
-    cut = schedule(ptr, 5, grain)
+    cut = schedule(ptr, 5, window)
     seen = [[] for _ in sizes]
     for start, stop, place in zip(cut.first.starts, cut.first.stops, cut.first.place, strict=True):
         assert stop - start <= 5
@@ -292,9 +293,19 @@ def test_a_schedule_covers_every_position_once(sizes, grain, monkeypatch):
             assert 0 < cut.rest.stops[item] - cut.rest.starts[item] <= 7
             seen[group] += range(cut.rest.starts[item], cut.rest.stops[item])
     assert seen == [list(range(ptr[i], ptr[i + 1])) for i in range(len(sizes))]
-    taken = (cut.first.stops - cut.first.starts) // grain
-    assert taken.tolist() == sorted(taken.tolist(), reverse=True)
-    assert owners(ptr, sum(sizes)).tolist() == [g for g, n in enumerate(sizes) for _ in range(n)]
+    missing, near = 5 - (cut.first.stops - cut.first.starts), cut.first.place // window
+    came = list(zip((missing // 2).tolist(), near.tolist(), missing.tolist(), strict=True))
+    assert came == sorted(came)  # the largest first, then neighbours, and these by size
+
+
+@pytest.mark.parametrize("sizes", [[0, 3, 40, 1, 0, 12], [0]], ids=str)
+def test_every_row_has_an_owner(sizes):
+    ptr, n = bounds(sizes, "cpu"), sum(sizes)
+    assert owners(ptr, n).tolist() == [g for g, n in enumerate(sizes) for _ in range(n)]
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(owners(ptr, n, order)[order], owners(ptr, n))
+    other = bounds(sizes[::-1], "cpu")  # the same order with other bounds is another question
+    assert torch.equal(owners(other, n, order)[order], owners(other, n))
 
 
 # What is refused

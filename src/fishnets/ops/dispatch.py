@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Sequence
-from functools import wraps
-from typing import Concatenate, ParamSpec, TypeVar
+from functools import cache, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ __all__ = [
     "HAS_NUMBA",
     "HAS_TRITON",
     "choose_backend",
+    "eager_operation",
+    "num_multiprocessors",
     "obstacle_on_device",
     "on_device",
     "transforms_active",
@@ -58,6 +60,12 @@ def choose_backend(backend: str, find_obstacle: Callable[[], str | None]) -> tup
     return "reference", obstacle
 
 
+@cache
+def num_multiprocessors(device: torch.device) -> int:
+    """Multiprocessors of a GPU."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 def on_device(launch: Callable[Concatenate[Tensor, P], R]) -> Callable[Concatenate[Tensor, P], R]:
     """Makes kernels run on the device of the first tensor; left to themselves they run on the current one."""
 
@@ -67,6 +75,36 @@ def on_device(launch: Callable[Concatenate[Tensor, P], R]) -> Callable[Concatena
             return launch(first, *args, **kwargs)
 
     return run
+
+
+def eager_operation(
+    compute: Callable[..., Any], remember: Callable[..., None], backward: Callable[..., Any]
+) -> Callable[..., Any]:
+    """An operation with a gradient, for use outside of the compiler.
+
+    A custom operation of ``torch.library`` has layers that take longer than the kernels of a small graph. So would
+    ``setup_context`` of an autograd function: PyTorch binds its arguments by their signature every time.
+
+    Args:
+        compute: From inputs to outputs.
+        remember: Keeps what the gradient needs, from a context, the inputs and the outputs.
+        backward: From the context and gradients of the outputs to gradients of the inputs.
+
+    Example:
+        >>> keep = lambda ctx, inputs, output: ctx.save_for_backward(output)
+        >>> exp = eager_operation(torch.exp, keep, lambda ctx, grad: grad * ctx.saved_tensors[0])
+        >>> exp(torch.zeros(2, requires_grad=True)).sum().backward()
+    """
+
+    class Operation(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> Any:
+            outputs = compute(*inputs)
+            remember(ctx, inputs, outputs)
+            return outputs
+
+    Operation.backward = staticmethod(backward)  # type: ignore[method-assign]
+    return Operation.apply
 
 
 def transforms_active() -> bool:

@@ -76,9 +76,12 @@ def owners(ptr: Tensor, num_rows: int, order: Tensor | None = None) -> Tensor:
     found = remembered(ptr, ("owners", num_rows), by_position)
     if order is None:
         return found
-    given = order  # for the type checker
-    # `found` is kept beside the answer: while it is, no other tensor has its identity
-    return remembered(order, ("owners", id(found)), lambda: (found, torch.empty_like(found).scatter_(0, given, found)))[1]
+    rows = order
+
+    def by_row() -> tuple[Tensor, Tensor]:  # `found` beside it: while that is kept, no other tensor has its identity
+        return found, torch.empty_like(found).scatter_(0, rows, found)
+
+    return remembered(rows, ("owners", id(found)), by_row)[1]
 
 
 def _schedule(ptr: Tensor, first: int, window: int) -> Schedule:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from fishnets.algebra.packing import packed_size
-from fishnets.ops.dispatch import transforms_active
+from fishnets.ops.dispatch import eager_operation, transforms_active
 from fishnets.ops.estimate_messages import fused_cpu, fused_triton, reference
 from fishnets.ops.segment_information import ScoreForm
 
@@ -61,7 +61,7 @@ def estimate_messages(
     order: Tensor | None,
 ) -> Tensor:
     """Features (g, 2p) of groups of messages (n, C) or, without a layer, of its outputs (n, K)."""
-    call: Any = _forward if torch.compiler.is_compiling() else _Estimate.apply
+    call: Any = _forward if torch.compiler.is_compiling() else _eager
     features: Tensor = call(rows, lin, bias, prior, ptr, weight, order, form)[0]
     return features
 
@@ -172,11 +172,4 @@ def _backward(gradients: Callable[..., Any], ctx: Any, grad: Tensor, _: Tensor) 
 
 
 _forward.register_autograd(partial(_backward, _gradients), setup_context=_remember)
-
-
-class _Estimate(torch.autograd.Function):
-    """The same without the layers of a custom operation, which take longer than the kernels of a small graph."""
-
-    forward = staticmethod(_compute)
-    setup_context = staticmethod(_remember)
-    backward = staticmethod(partial(_backward, _compute_gradients))
+_eager = eager_operation(_compute, _remember, partial(_backward, _compute_gradients))

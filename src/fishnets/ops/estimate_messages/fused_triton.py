@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fishnets.algebra.packing import packed_size
-from fishnets.ops.dispatch import HAS_TRITON, on_device
+from fishnets.ops.dispatch import HAS_TRITON, num_multiprocessors, on_device
 from fishnets.ops.schedule import owners, schedule
 from fishnets.ops.segment_information import fused_triton as segments
 from fishnets.ops.segment_information.fused_triton import FORMS, STEPS, add_rest, dense
@@ -194,22 +194,24 @@ def _messages_backward(
     precision = "tf32" if x.dtype == torch.bfloat16 else options["PRECISION"]
     product = {"KP": padded, "C": channels, "CP": wide, "PRECISION": precision, "M": 32, "num_warps": wide // 16}
     # as many programs as fit on the GPU at once, by their registers
-    programs = (3 if padded <= 48 else 2) * torch.cuda.get_device_properties(x.device).multi_processor_count
-    grad_lin, grad_bias = node.new_zeros((programs, padded, wide)), node.new_zeros((programs, padded))
+    programs = (3 if padded <= 48 else 2) * num_multiprocessors(x.device)
+    parts = node.new_empty((programs, padded * wide + padded))
     given = (node, x, weight, lin, bias, group, columns, grad_weight, node.shape[1])
     for start in range(0, num_rows, stride):
-        stop = min(start + stride, num_rows)
-        length = stop - start
+        length = min(stride, num_rows - start)
         sizes = (start, length, stride, num_outputs)
         kernels.outputs_backward[(-(-length // TILE),)](*given, *sizes, channels, **options, M=TILE, num_warps=4)
         if length < stride:
             columns[:, length:] = 0
-        kernels.layer_backward[(programs,)](columns, x, grad_lin, grad_bias, *sizes, **product)
+        kernels.layer_backward[(programs,)](columns, x, parts, *sizes, **product)
+        gradients, place = columns[:, :length].mT, grad_x[start : start + length]
         if x.dtype == columns.dtype:
-            torch.mm(columns[:, :length].mT, lin, out=grad_x[start:stop])
+            torch.mm(gradients, lin, out=place)
         else:
-            grad_x[start:stop] = columns[:, :length].mT @ lin.to(columns)
-    return grad_x, grad_lin.sum(0)[:num_outputs, :channels].to(lin), grad_bias.sum(0)[:num_outputs].to(bias)
+            place.copy_(gradients @ lin.to(columns))
+    total = parts.sum(0) if num_rows else parts.new_zeros(parts.shape[1])
+    grad_lin = total[: padded * wide].view(padded, wide)[:num_outputs, :channels]
+    return grad_x, grad_lin.to(lin), total[padded * wide :][:num_outputs].to(bias)
 
 
 def _options(x: Tensor, lin: Tensor, num_params: int, form: str, weight: Tensor | None) -> dict[str, Any]:

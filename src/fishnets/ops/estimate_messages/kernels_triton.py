@@ -264,8 +264,7 @@ def _fetch(
 def layer_backward(
     columns,  # (K, stride) gradient of the outputs, zero from ``length`` on
     x,  # (n, C)
-    grad_lin,  # (programs, KP, CP) parts of the gradient of the layer, added to
-    grad_bias,  # (programs, KP) parts of the gradient of its bias, added to
+    parts,  # (programs, KP CP + KP) parts of the gradient of the layer and of its bias, added to beyond the first start
     start,
     length,
     stride,
@@ -300,11 +299,13 @@ def layer_backward(
         tile = ahead[0]
         gradients = ahead[1]
     channel = tl.arange(0, CP)
+    parts += tl.program_id(0).to(tl.int64) * (KP * CP + KP)
     for first in tl.static_range(0, KP, 32):
-        output = tl.program_id(0).to(tl.int64) * KP + first + tl.arange(0, min(32, KP - first))
-        spot = grad_lin + output[:, None] * CP + channel[None, :]
-        tl.store(spot, tl.load(spot) + lin[first // 32])
-        tl.store(grad_bias + output, tl.load(grad_bias + output) + tl.sum(bias[first // 32], 1))
+        output = first + tl.arange(0, min(32, KP - first))
+        spot = parts + output[:, None] * CP + channel[None, :]
+        tl.store(spot, tl.load(spot, mask=start > 0, other=0.0) + lin[first // 32])
+        spot = parts + KP * CP + output
+        tl.store(spot, tl.load(spot, mask=start > 0, other=0.0) + tl.sum(bias[first // 32], 1))
 
 
 @triton.jit

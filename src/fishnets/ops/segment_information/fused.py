@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fishnets.algebra.packing import packed_size
-from fishnets.ops.dispatch import transforms_active
+from fishnets.ops.dispatch import eager_operation, transforms_active
 from fishnets.ops.segment_information import fused_cpu, fused_triton, reference
 
 __all__ = ["obstacle", "sum_information"]
@@ -48,7 +48,7 @@ def sum_information(
     order: Tensor | None,
 ) -> Tensor:
     """Sums (B, g, p + p(p+1)/2) over groups of raw outputs (B, n, p + w), in float32 or better."""
-    call: Any = _forward if torch.compiler.is_compiling() else _Sum.apply
+    call: Any = _forward if torch.compiler.is_compiling() else _eager
     total: Tensor = call(raw, ptr, weight, order, num_params, kind, form)
     return total
 
@@ -142,11 +142,4 @@ def _backward(gradients: Callable[..., Any], ctx: Any, grad: Tensor) -> tuple[Te
 
 
 _forward.register_autograd(partial(_backward, _gradients), setup_context=_remember)
-
-
-class _Sum(torch.autograd.Function):
-    """The same without the layers of a custom operation, which take longer than the kernels of a small graph."""
-
-    forward = staticmethod(_compute)
-    setup_context = staticmethod(_remember)
-    backward = staticmethod(partial(_backward, _compute_gradients))
+_eager = eager_operation(_compute, _remember, partial(_backward, _compute_gradients))

@@ -3,8 +3,8 @@
 Outputs of a row are columns: where they lie one behind the other, (K, n) in memory, every load is coalesced. A program
 takes ``ITEMS`` runs of consecutive positions side by side, ``LANES`` rows of each at a step; a lane owns a row, holds
 all of its numbers in registers and adds to sums of its own, which are reduced over lanes once, at the end. On the way
-back a lane owns a row, wherever it is. All indices of the factor are known at compile time: only entries that exist are computed,
-nothing is padded.
+back a lane owns a row, whatever its position. All indices of the factor are known at compile time: only entries that
+exist are computed, nothing is padded.
 
 Kinds of factor are numbers here: 0 full, 1 diagonal, 2 low rank. Forms too: 0 score, 1 regression, 2 location.
 A factor has P rows and R columns; ``_exists`` and ``_at`` say which entries there are and where they lie.
@@ -51,7 +51,10 @@ def _wide(n: tl.constexpr):
 
 @triton.jit
 def _softplus(x):
-    """With ln(1 + e) as e times a polynomial, within 2^-22 everywhere: a logarithm of 1 + e takes longer and loses e."""
+    """Softplus to 2^-22 everywhere, with ln(1 + e) as e times a polynomial.
+
+    The logarithm of 1 + e takes longer, and loses a small e.
+    """
     e = tl.exp(-tl.abs(x))
     p = 0.01985139027237892 - 0.003244009567424655 * e
     p = p * e - 0.056959398090839386

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fishnets.ops.dispatch import transforms_active
+from fishnets.ops.dispatch import eager_operation, transforms_active
 from fishnets.ops.solve_information import fused_cpu, fused_triton, reference
 
 __all__ = ["obstacle", "solve_systems"]
@@ -35,7 +35,7 @@ def obstacle(score: Tensor) -> str | None:
 
 def solve_systems(score: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
     """Estimates (n, p) and log-determinants (n,) of scores (n, p) and packed precisions (n, p(p+1)/2)."""
-    call: Any = _forward if torch.compiler.is_compiling() else _Solve.apply
+    call: Any = _forward if torch.compiler.is_compiling() else _eager
     estimate, log_determinant = call(score, precision)
     return estimate, log_determinant
 
@@ -104,11 +104,4 @@ def _differentiable(
 
 
 _forward.register_autograd(partial(_backward, _gradients), setup_context=_remember)
-
-
-class _Solve(torch.autograd.Function):
-    """The same without the layers of a custom operation, which take longer than the kernels of a small graph."""
-
-    forward = staticmethod(_compute)
-    setup_context = staticmethod(_remember)
-    backward = staticmethod(partial(_backward, _compute_gradients))
+_eager = eager_operation(_compute, _remember, partial(_backward, _compute_gradients))

@@ -10,20 +10,16 @@ loops over entries are unrolled at compile time.
 import triton
 import triton.language as tl
 
+from fishnets.ops.segment_information.kernels_triton import _packed, _wide
+
 __all__ = ["solve", "solve_backward"]
-
-
-@triton.constexpr_function
-def _packed(i, j):
-    """Where the entry in row i and column j lies in the packed triangle of a symmetric matrix."""
-    return max(i, j) * (max(i, j) + 1) // 2 + min(i, j)
 
 
 @triton.jit
 def _load(base, place, real, stride, COUNT: tl.constexpr, OTHER: tl.constexpr):
     columns = ()
     for k in tl.static_range(COUNT):
-        columns = columns + (tl.load(base + place + k * stride, mask=real, other=OTHER),)
+        columns = columns + (tl.load(base + place + _wide(k) * stride, mask=real, other=OTHER),)
     return columns
 
 
@@ -103,7 +99,7 @@ def solve(
     solution = _substitute(lower, inverse, _load(score, place, real, num_systems, P, 0.0), P)
     total = tl.zeros([LANES], tl.float32)
     for i in tl.static_range(P):
-        tl.store(estimate + i * num_systems + place, solution[i], mask=real)
+        tl.store(estimate + _wide(i) * num_systems + place, solution[i], mask=real)
         total -= 2.0 * tl.log(inverse[i])
     tl.store(log_determinant + place, total, mask=real)
 
@@ -128,18 +124,18 @@ def solve_backward(
     z = _load(estimate, place, real, num_systems, P, 0.0)
     towards = _substitute(lower, inverse, _load(grad_estimate, place, real, num_systems, P, 0.0), P)
     for i in tl.static_range(P):
-        tl.store(grad_score + i * num_systems + place, towards[i], mask=real)
+        tl.store(grad_score + _wide(i) * num_systems + place, towards[i], mask=real)
     for i in tl.static_range(P):
         for j in tl.static_range(i + 1):
             value = -towards[i] * z[j]
             if i > j:
                 value -= towards[j] * z[i]
-            tl.store(grad_precision + _packed(i, j) * num_systems + place, value, mask=real)
+            tl.store(grad_precision + _wide(_packed(i, j)) * num_systems + place, value, mask=real)
     if NEED_LOG:
         scale = tl.load(grad_log_determinant + place, mask=real, other=0.0)
         whole = _inverse(lower, inverse, P)
         for i in tl.static_range(P):
             for j in tl.static_range(i + 1):
-                spot = grad_precision + _packed(i, j) * num_systems + place
+                spot = grad_precision + _wide(_packed(i, j)) * num_systems + place
                 value = (1.0 if i == j else 2.0) * scale * whole[_packed(i, j)]
                 tl.store(spot, tl.load(spot, mask=real, other=0.0) + value, mask=real)

@@ -313,7 +313,11 @@ def test_every_row_has_an_owner(sizes):
 
 def test_what_cannot_be_fused_says_why(device):
     x, lin, bias, prior = messages(4, 3, 2, "cpu")
-    assert estimate_messages_backend(x, lin, bias, prior) == ("fused", "the device and the shapes are supported")
+    few, many = x, x.repeat(250_000, 1)
+    assert estimate_messages_backend(many, lin, bias, prior) == ("fused", "the device and the shapes are supported")
+    name, reason = estimate_messages_backend(few, lin, bias, prior)
+    assert (name, reason) == ("separate", "a separate layer is faster on a CPU for fewer than 4,000,000 outputs")
+    assert estimate_messages_backend(few, lin, bias, prior, "fused")[0] == "fused"
     name, reason = estimate_messages_backend(x.unsqueeze(0), lin, bias, prior)
     assert (name, reason) == ("separate", "messages have 3 dimensions and those of shape (n, C) are fused")
     with pytest.raises(BackendUnavailableError, match=r'^The backend "fused" cannot run: messages have 3 dimensions'):

@@ -30,8 +30,8 @@ def estimate_messages(
 ) -> Tensor:
     r"""Estimates, and log-information, from messages.
 
-    Where the whole cannot be fused, its parts are separate: a linear layer of PyTorch, ``segment_information`` and
-    ``solve_information``, which choose for themselves.
+    Where the whole cannot be fused, or would be slower, its parts are separate: a linear layer of PyTorch,
+    ``segment_information`` and ``solve_information``, which choose for themselves.
 
     Args:
         x: Messages, shape :math:`(*, n, C)`.
@@ -83,7 +83,7 @@ def estimate_messages_backend(
     Example:
         >>> import torch
         >>> estimate_messages_backend(torch.ones(3, 1), torch.zeros(2, 1), torch.zeros(2), torch.ones(1))
-        ('fused', 'the device and the shapes are supported')
+        ('separate', 'a separate layer is faster on a CPU for fewer than 4,000,000 outputs')
     """
     num_outputs = len(prior) + packed_size(len(prior))
     if x.ndim < 2 or lin.shape != (num_outputs, x.shape[-1]):
@@ -95,4 +95,7 @@ def estimate_messages_backend(
     if backend == "separate":
         return "separate", "it was asked for"
     name, reason = choose_backend(backend, lambda: fused.obstacle(x, lin, len(prior)))
+    slower = fused.drawback(x, lin) if backend == "auto" and name == "fused" else None
+    if slower is not None:
+        return "separate", slower
     return "separate" if name == "reference" and backend == "auto" else name, reason

@@ -29,7 +29,7 @@ from fishnets.ops.dispatch import eager_operation, transforms_active
 from fishnets.ops.estimate_messages import fused_cpu, fused_triton, reference
 from fishnets.ops.segment_information import ScoreForm
 
-__all__ = ["estimate_messages", "obstacle", "outputs_obstacle"]
+__all__ = ["drawback", "estimate_messages", "obstacle", "outputs_obstacle"]
 
 
 def obstacle(x: Tensor, lin: Tensor, num_params: int) -> str | None:
@@ -39,6 +39,11 @@ def obstacle(x: Tensor, lin: Tensor, num_params: int) -> str | None:
     kernels: Any = fused_triton if x.is_cuda else fused_cpu
     reason: str | None = kernels.obstacle(x, lin, num_params)
     return reason
+
+
+def drawback(x: Tensor, lin: Tensor) -> str | None:
+    """Why these messages and their layer are better not fused, though they can be; None when there is no reason."""
+    return None if x.is_cuda else fused_cpu.drawback(x, lin)
 
 
 def outputs_obstacle(x: Tensor, num_params: int, form: str) -> str | None:

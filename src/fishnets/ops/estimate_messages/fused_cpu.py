@@ -18,9 +18,10 @@ from fishnets.ops.segment_information.reference import segment_sum
 from fishnets.ops.segment_information.registers_numba import Case
 from fishnets.ops.solve_information import fused_cpu as systems
 
-__all__ = ["backward", "forward", "obstacle", "outputs_obstacle"]
+__all__ = ["backward", "drawback", "forward", "obstacle", "outputs_obstacle"]
 
 MAX_CHANNELS = 256  # PyTorch multiplies wider ones as fast
+FEW_OUTPUTS = 4_000_000  # fewer stay in memory that PyTorch gives out again, and are computed once instead of twice
 
 
 def obstacle(x: Tensor, lin: Tensor, num_params: int) -> str | None:
@@ -32,6 +33,12 @@ def obstacle(x: Tensor, lin: Tensor, num_params: int) -> str | None:
     if lin.dtype != x.dtype:
         return f"messages are {x.dtype} and the layer is {lin.dtype}"
     return outputs_obstacle(x, num_params, "score")
+
+
+def drawback(x: Tensor, lin: Tensor) -> str | None:
+    """Why a separate layer is faster, or None where it is not."""
+    few = x.shape[0] * lin.shape[0] < FEW_OUTPUTS
+    return f"a separate layer is faster on a CPU for fewer than {FEW_OUTPUTS:,} outputs" if few else None
 
 
 def outputs_obstacle(x: Tensor, num_params: int, form: str) -> str | None:

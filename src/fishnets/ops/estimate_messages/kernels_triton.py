@@ -245,8 +245,13 @@ def _fetch(
     CP: tl.constexpr,
     M: tl.constexpr,
 ):
-    """Messages of a tile, (M, CP), and the gradients of their outputs, 32 at a time, (32, M); zero beyond the last."""
-    within = number.to(tl.int64) * M + tl.arange(0, M)
+    """Messages of a tile, (M, CP), and the gradients of their outputs, 32 at a time, (32, M); zero beyond the last.
+
+    Tiles are counted from the end, whose gradients were written last and may still be in the cache.
+    """
+    tiles = tl.cdiv(length, M)
+    real = number < tiles
+    within = tl.where(real, tiles - 1 - number, tiles).to(tl.int64) * M + tl.arange(0, M)
     channel = tl.arange(0, CP)
     mask = (within < length)[:, None] & (channel < C)[None, :]
     row = start + within
@@ -255,8 +260,8 @@ def _fetch(
     for first in tl.static_range(0, KP, 32):
         output = first + tl.arange(0, min(32, KP - first))
         place = columns + output.to(tl.int64)[:, None] * stride + within[None, :]
-        real = (output < K) & (number * M < length)  # not by the row, which would take single numbers at a time
-        gradients = gradients + (tl.load(place, mask=real[:, None], other=0.0),)
+        mask = ((output < K) & real)[:, None]  # not by the row, which would load single numbers
+        gradients = gradients + (tl.load(place, mask=mask, other=0.0),)
     return tile, gradients
 
 
@@ -275,7 +280,7 @@ def layer_backward(
     PRECISION: tl.constexpr,
     M: tl.constexpr,
 ):
-    """Gradient of the layer; a program takes every so many tiles of M rows, in order.
+    """Gradient of the layer; a program takes every so many tiles of M rows.
 
     The next tile is on its way while one is multiplied.
     """

@@ -85,6 +85,14 @@ def test_sums_are_those_of_the_definition(device, kind, form, sizes):
     check_sums(raw, 3, sizes, kind, form)
 
 
+def test_softplus_is_right_however_small_or_large(device):
+    raw = torch.linspace(-30, 30, 241, device=device).repeat(2, 1).mT.contiguous()
+    ptr = torch.arange(242, device=device)
+    _, got = segment_information(raw, 1, ptr, form="score", backend="fused")
+    _, want = segment_information(raw.double(), 1, ptr, form="score", backend="reference")
+    torch.testing.assert_close(got.double(), want, rtol=3e-6, atol=0.0)  # of its square
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("p", [1, 2, 8, 11])
 def test_sums_of_any_width_in_columns(device, p):

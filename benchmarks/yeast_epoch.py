@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from fishnets.experiments.protein_graph import read_graph
 from fishnets.experiments.records import Metric, metric, write_benchmark
 from fishnets.experiments.report import format_metric, markdown_table
-from fishnets.experiments.string_yeast import Config, config_for, read_graph
+from fishnets.experiments.string_yeast import Config, config_for
 from fishnets.graphs import DeeperGCN, FishnetsAggregation
 from fishnets.graphs.training import train
 from fishnets.inference.efficiency import mean_with_error

@@ -19,7 +19,7 @@ from fishnets.errors import ConfigError
 from fishnets.experiments import EXPERIMENTS, read_record
 
 # experiments that the paper does not have: there is nothing published to repeat
-OURS = {"saturation", "supernovae", "noisy-neighbourhoods", "string-yeast"}
+OURS = {"saturation", "supernovae", "noisy-neighbourhoods", "string-yeast", "yeast"}
 SMALL = ["--preset", "smoke", "--device", "cpu"]
 
 
@@ -82,7 +82,7 @@ def test_every_experiment_prints_its_config(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write = protein_folder if name == "string-yeast" else union_table
+    write = protein_folder if "yeast" in name else union_table
     given = ["--data", str(write(tmp_path_factory.mktemp("data")))] if EXPERIMENTS[name].read else []
     for preset in ("smoke", "quick", "paper"):
         choices = ["--preset", preset, "--protocol", protocol, "--seed", "3", "--device", "cpu", *given]

@@ -13,6 +13,7 @@ import torch
 
 from fishnets.errors import ConfigError, FileFormatError
 from fishnets.experiments import EXPERIMENTS
+from fishnets.experiments.protein_graph import ProteinGraph
 from fishnets.experiments.records import (
     Metric,
     Record,
@@ -22,7 +23,6 @@ from fishnets.experiments.records import (
     versions,
     write_record,
 )
-from fishnets.experiments.string_yeast import ProteinGraph
 from fishnets.experiments.union21 import Table
 
 RESULTS = Path(__file__).parents[2] / "results"

@@ -14,8 +14,9 @@ from tests.graphs.folders import NODES, protein_folder
 from fishnets.errors import ConfigError, NonFiniteLossError
 from fishnets.experiments import EXPERIMENTS, string_yeast
 from fishnets.experiments.graph_pages import string_yeast_page
+from fishnets.experiments.protein_graph import ProteinGraph, read_graph
 from fishnets.experiments.records import Metric, Record, versions, write_record
-from fishnets.experiments.string_yeast import METHODS, ProteinGraph, Result, config_for, read_graph, run
+from fishnets.experiments.string_yeast import METHODS, Result, config_for, run
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from fishnets.experiments import (
     linear_scaling,
     noisy_neighbourhoods,
     noisy_neighbourhoods_figures,
+    protein_graph,
     robustness,
     robustness_figures,
     saturation,
@@ -22,6 +23,8 @@ from fishnets.experiments import (
     supernovae,
     supernovae_figures,
     union21,
+    yeast,
+    yeast_figures,
 )
 from fishnets.experiments.records import Metric, Record, read_record, write_record
 
@@ -36,6 +39,7 @@ __all__ = [
     "linear_scaling",
     "noisy_neighbourhoods",
     "noisy_neighbourhoods_figures",
+    "protein_graph",
     "read_record",
     "robustness",
     "robustness_figures",
@@ -47,6 +51,8 @@ __all__ = [
     "supernovae_figures",
     "union21",
     "write_record",
+    "yeast",
+    "yeast_figures",
 ]
 
 
@@ -85,6 +91,7 @@ EXPERIMENTS = {
         noisy_neighbourhoods.config_for, noisy_neighbourhoods.run, noisy_neighbourhoods_figures.draw
     ),
     "string-yeast": Experiment(
-        string_yeast.config_for, string_yeast.run, string_yeast_figures.draw, read=string_yeast.read_graph
+        string_yeast.config_for, string_yeast.run, string_yeast_figures.draw, read=protein_graph.read_graph
     ),
+    "yeast": Experiment(yeast.config_for, yeast.run, yeast_figures.draw, read=protein_graph.read_graph),
 }

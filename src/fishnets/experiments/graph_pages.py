@@ -7,7 +7,7 @@ from pathlib import Path
 from fishnets.experiments.report import MADE, facts_of, format_metric, markdown_table, records_of
 from fishnets.experiments.string_yeast import MEASURES
 
-__all__ = ["neighbourhoods_page", "string_yeast_page"]
+__all__ = ["neighbourhoods_page", "string_yeast_page", "yeast_page"]
 
 
 def neighbourhoods_page(root: str | Path) -> str:
@@ -67,5 +67,42 @@ def string_yeast_page(root: str | Path) -> str:
                 rows.append([f"equal {kind}", method, *[format_metric(metrics[name]) for name in names], *cost, rate])
         header = ["budget", "aggregation", "training loss", "with dropout", "validation ROC-AUC", "test ROC-AUC"]
         parts += [markdown_table([*header, "epochs", "seconds", "rate"], rows), ""]
+        parts += [f"![{path.name}]({path.name})" for path in sorted(folder.glob(f"{record.stem}-*.png"))] + [""]
+    return "\n".join([*parts, "Notes on these records: [all records](../README.md).", ""])
+
+
+def yeast_page(root: str | Path) -> str:
+    """The page of yeast."""
+    folder = Path(root) / "yeast"
+    records = records_of(folder)
+    title = "# Protein functions in yeast, trained to convergence: aggregations on edges as measured and noisy"
+    parts = [title, "", MADE, "", *facts_of(records), ""]
+    for record in records:
+        config, metrics = record.config, record.metrics
+        table, rates = config["table"], ", ".join(f"{rate:g}" for rate in config["learning_rates"])
+        parts += [
+            f"## {record.preset} preset, {record.protocol} protocol ({record.hardware})",
+            "",
+            f"`{table['name']}`, {table['num_nodes']:,} nodes (SHA-256 `{table['sha256'][:12]}…`); DeeperGCNs of "
+            f"{config['num_layers']} layers that differ in their aggregation, and in width so that they have about as "
+            f"many weights. Each had the learning rates {rates} in runs of {config['tuning_epochs']} epochs, and "
+            f"{config['epochs']} epochs with the one that was best on validation nodes. ROC-AUC of the test nodes "
+            "where that of the validation nodes is best: mean and spread over seeds; differences with the error of "
+            "their mean.",
+            "",
+        ]
+        for condition in config["conditions"]:
+            rows = []
+            for method in config["methods"]:
+                label = f"{method}/{condition}"
+                scores = [format_metric(metrics[f"{what}/{label}"]) for what in ("rocauc", "valid")]
+                ahead = metrics.get(f"difference/fishnets-{label}")
+                cost = [f"{1e3 * metrics[f'seconds_per_epoch/{label}'].value:.1f}"]
+                cost += [f"{metrics[f'{what}/{label}'].value:.0f}" for what in ("epochs_to_best", "seconds_to_best")]
+                more = [f"{metrics[f'weights/{label}'].value:,.0f}", f"{metrics[f'learning-rate/{label}'].value:g}"]
+                rows.append([method, *scores, format_metric(ahead) if ahead else "", *cost, *more])
+            header = ["aggregation", "test ROC-AUC", "validation", "Fishnets ahead by", "ms per epoch"]
+            header += ["epochs to best", "seconds to best", "weights", "rate"]
+            parts += [f"### {condition}", "", markdown_table(header, rows), ""]
         parts += [f"![{path.name}]({path.name})" for path in sorted(folder.glob(f"{record.stem}-*.png"))] + [""]
     return "\n".join([*parts, "Notes on these records: [all records](../README.md).", ""])

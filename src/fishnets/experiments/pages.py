@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from fishnets.experiments.graph_pages import neighbourhoods_page, string_yeast_page
+from fishnets.experiments.graph_pages import neighbourhoods_page, string_yeast_page, yeast_page
 from fishnets.experiments.records import Metric, Record, read_record
 from fishnets.experiments.report import MADE, comparison_table, facts_of, format_metric, markdown_table, records_of
 
@@ -281,6 +281,7 @@ def main(root: str | Path) -> None:
         "supernovae": supernovae_page,
         "noisy-neighbourhoods": neighbourhoods_page,
         "string-yeast": string_yeast_page,
+        "yeast": yeast_page,
     }
     for name, page in pages.items():
         if any((Path(root) / name).glob("*.json")):

@@ -14,7 +14,6 @@ The graph is a miniature of ogbn-proteins and no official benchmark; there is on
 
 from __future__ import annotations
 
-import hashlib
 import time
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,30 +24,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from fishnets.errors import ConfigError, NonFiniteLossError
+from fishnets.errors import NonFiniteLossError
 from fishnets.experiments.candidates import expect_clean
 from fishnets.experiments.parts import Parts
+from fishnets.experiments.protein_graph import ProteinGraph
 from fishnets.experiments.records import Metric, metric
 from fishnets.inference.efficiency import mean_with_error
 
-__all__ = ["MEASURES", "METHODS", "Config", "ProteinGraph", "Result", "config_for", "read_graph", "run"]
+__all__ = ["MEASURES", "METHODS", "Config", "Result", "config_for", "run"]
 
 METHODS = ("fishnets", "naive", "softmax", "sum")
 MEASURES = ("loss", "loss_with_dropout", "valid_auc", "test_auc")
 LAST = 10  # epochs that the loss with dropout is a mean of
-
-
-@dataclass(frozen=True, eq=False)
-class ProteinGraph:
-    """A graph in OGB's layout, with its name and a hash of its edges and labels."""
-
-    name: str
-    sha256: str
-    data: Any
-
-    def to_dict(self) -> dict[str, Any]:
-        """What identifies the graph, in plain JSON values."""
-        return {"name": self.name, "sha256": self.sha256, "num_nodes": int(self.data.num_nodes)}
 
 
 @dataclass(frozen=True)
@@ -84,19 +71,6 @@ class Result:
     config: Config
     metrics: dict[str, Metric]
     seconds: float
-
-
-def read_graph(folder: Path | None) -> ProteinGraph:
-    """Reads a folder in OGB's layout; node features are the logarithm of the sum of the edges' features."""
-    if folder is None:
-        raise ConfigError("This experiment needs a graph: give `--data FOLDER`, a folder in OGB's layout.")
-    from fishnets.graphs.datasets import read_node_dataset, sum_of_edges
-
-    data = read_node_dataset(folder)
-    data.x = torch.log1p(sum_of_edges(data))
-    parts = (data.edge_index, data.edge_attr, data.y)
-    digest = hashlib.sha256(b"".join(part.contiguous().numpy().tobytes() for part in parts)).hexdigest()
-    return ProteinGraph(Path(folder).name, digest, data)
 
 
 def config_for(

@@ -1,0 +1,173 @@
+"""Studies of graph networks: learning rates tried on validation data, then runs over seeds.
+
+Every network of a study has the same budget: a short run at each learning rate, the best of which, on validation data,
+is used in the long runs. A long run is scored by the test data where it is best on validation data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fishnets.errors import NonFiniteLossError
+from fishnets.experiments.parts import Parts
+from fishnets.experiments.records import Metric, metric
+from fishnets.inference.efficiency import mean_with_error
+
+__all__ = ["Curve", "GraphStudy", "Runs", "Task", "paired_difference", "spread"]
+
+MEASURES = ("test", "valid", "epochs_to_best", "seconds_to_best", "seconds_per_epoch", "last")
+LAST = 10  # evaluations, whose spread the paper reports
+
+
+class Task(Protocol):
+    """Losses of an epoch and scores of an evaluation."""
+
+    def losses(self, model: Any, epoch: int) -> Any: ...
+
+    def evaluate(self, model: Any) -> dict[str, float]: ...
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One run: epochs of its evaluations, and its loss and scores there."""
+
+    epochs: list[float]
+    loss: list[float]
+    valid: list[float]
+    test: list[float]
+
+
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """Long runs of a network: measures by name, a value for each seed, and the curve of the first."""
+
+    rate: float
+    weights: int
+    measures: dict[str, Tensor]
+    curve: Curve
+
+    def metrics(self, label: str) -> dict[str, Metric]:
+        """All that is recorded of them; ``label`` says which network this is."""
+        found = {f"rocauc/{label}": spread(self.measures["test"]), f"valid/{label}": spread(self.measures["valid"])}
+        found |= {f"{name}/{label}": spread(self.measures[name]) for name in MEASURES[2:5]}
+        found[f"last_evaluations/{label}"] = Metric(
+            float(self.measures["last"].mean()), float(self.measures["last_spread"].mean())
+        )
+        return found | {
+            f"learning-rate/{label}": Metric(self.rate, 0.0),
+            f"weights/{label}": Metric(float(self.weights), 0.0),
+        }
+
+
+def spread(values: Tensor) -> Metric:
+    """Mean over seeds, with their standard deviation; 0 for a single one.
+
+    Example:
+        >>> spread(torch.tensor([1.0, 3.0]))
+        Metric(value=2.0, error=1.4142135623730951, paper=None, bound=None)
+    """
+    values = values.double()
+    return Metric(float(values.mean()), float(values.std()) if len(values) > 1 else 0.0)
+
+
+def paired_difference(one: Runs, other: Runs) -> Metric:
+    """How much better one network is on test data than another with the same seeds.
+
+    With the error of the mean; 0, which is none, for a single seed.
+    """
+    count = min(len(one.measures["test"]), len(other.measures["test"]))
+    ahead = one.measures["test"][:count] - other.measures["test"][:count]
+    return metric(mean_with_error(ahead)) if count > 1 else Metric(float(ahead.mean()), 0.0)
+
+
+class GraphStudy:
+    """Tunes and trains networks, part by part.
+
+    Args:
+        depends: All that a run depends on besides its name, rate and seed, in plain JSON values.
+        checkpoints: Folder for finished runs, from which an interrupted study continues.
+        seed: Seed of the study.
+        device: Where to train.
+    """
+
+    def __init__(self, depends: Mapping[str, Any], checkpoints: Path | None, seed: int, device: str) -> None:
+        self.depends, self.parts, self.seed, self.device = dict(depends), Parts(checkpoints), seed, device
+
+    def runs(
+        self,
+        label: str,
+        make: Callable[[], Any],
+        task: Task,
+        short: Any,
+        long: Any,
+        rates: Sequence[float],
+        seeds: Sequence[int],
+    ) -> Runs:
+        """Long runs at the learning rate that is best in short ones.
+
+        Args:
+            label: Name of the network, in the names of its parts.
+            make: Makes it, with PyTorch's global generator.
+            task: What it is trained for.
+            short: Recipe of a short run.
+            long: Recipe of a long run.
+            rates: Learning rates to try; a single one is used untried.
+            seeds: Seeds of the long runs; the first is also that of the short ones.
+        """
+        rate = rates[0] if len(rates) == 1 else self.best_rate(label, make, task, short, rates, seeds[0])
+        found = [self.run(label, make, task, replace(long, learning_rate=rate), seed) for seed in seeds]
+        measures = {name: torch.tensor([one[name].value for one in found], dtype=torch.float64) for name in MEASURES}
+        measures["last_spread"] = torch.tensor([one["last"].error for one in found], dtype=torch.float64)
+        return Runs(rate, int(found[0]["weights"].value), measures, _curve(found[0]))
+
+    def best_rate(
+        self, label: str, make: Callable[[], Any], task: Task, recipe: Any, rates: Sequence[float], seed: int
+    ) -> float:
+        """The learning rate with the best validation score; one at which training diverges is left out."""
+        found = {}
+        for rate in rates:
+            try:
+                found[rate] = self.run(label, make, task, replace(recipe, learning_rate=rate), seed)["valid"].value
+            except NonFiniteLossError:
+                continue
+        if not found:
+            raise NonFiniteLossError(f"{label} diverges at every rate of {list(rates)}.")
+        return max(found, key=lambda rate: found[rate])
+
+    def run(self, label: str, make: Callable[[], Any], task: Task, recipe: Any, seed: int) -> dict[str, Metric]:
+        """What one run measured, now or before."""
+        depends = self.depends | {"label": label, "recipe": asdict(recipe), "run": seed}
+        name = f"{label.replace('/', '-')}-{recipe.learning_rate:g}-{recipe.epochs}-{seed}"
+        return self.parts.measured(name, depends, lambda: self._measure(make, task, recipe, seed))
+
+    def _measure(self, make: Callable[[], Any], task: Task, recipe: Any, seed: int) -> dict[str, Metric]:
+        from fishnets.graphs.selection import fit
+
+        with torch.random.fork_rng(devices=[0] if self.device.startswith("cuda") else []):
+            torch.manual_seed(1_000 * self.seed + seed)  # of weights and dropout
+            model = make().to(self.device)
+            next(iter(task.losses(deepcopy(model), 0))).backward()  # loads what is needed, which is not training's time
+            curves = fit(model, lambda epoch: task.losses(model, epoch), lambda: task.evaluate(model), recipe)
+        last = torch.tensor(curves.scores["test"][-LAST:], dtype=torch.float64)
+        found = {name: Metric(curves.at_best(name), 0.0) for name in ("test", "valid")}
+        found |= {name: Metric(float(getattr(curves, name)), 0.0) for name in MEASURES[2:5]}
+        found["last"] = spread(last)
+        found["weights"] = Metric(float(sum(p.numel() for p in model.parameters())), 0.0)
+        for i, epoch in enumerate(curves.epochs):
+            found[f"curve/{epoch}/loss"] = Metric(curves.loss[i], 0.0)
+            found |= {f"curve/{epoch}/{part}": Metric(curves.scores[part][i], 0.0) for part in ("valid", "test")}
+        return found
+
+
+def _curve(found: Mapping[str, Metric]) -> Curve:
+    """The curve among what a run measured."""
+    epochs = [int(name.split("/")[1]) for name in found if name.startswith("curve/") and name.endswith("/loss")]
+    lines = {what: [found[f"curve/{epoch}/{what}"].value for epoch in epochs] for what in ("loss", "valid", "test")}
+    return Curve([float(epoch) for epoch in epochs], **lines)

@@ -1,0 +1,182 @@
+"""Yeast: aggregations on a real protein graph, trained to convergence, with edges as measured and noisy.
+
+The functions of yeast proteins (112 labels) are learned from eight scores of association on every edge by a DeeperGCN
+of which the aggregation changes, and with it the width, so that all networks have about as many weights. Nodes start
+from the logarithm of the sum of their edges' features. Under *noisy*, scores are seen through binomial counts
+(:mod:`fishnets.graphs.noise`): training, validation and test nodes each see a realisation of their own that stays; that
+of the test nodes has other numbers of trials, as in the paper.
+
+Every aggregation has the same budget of learning rates, tried on validation nodes, and as many epochs. Reported is the
+mean ROC-AUC on test nodes where that on validation nodes is best. The graph is a miniature of ogbn-proteins and no
+official benchmark; there is one protocol, *clean*.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fishnets.experiments.candidates import expect_clean
+from fishnets.experiments.graph_study import GraphStudy, Runs, paired_difference
+from fishnets.experiments.protein_graph import ProteinGraph
+from fishnets.experiments.records import Metric
+
+__all__ = ["CONDITIONS", "METHODS", "Config", "Result", "config_for", "graphs_of", "run"]
+
+METHODS = ("fishnets", "sum", "softmax", "mean", "pna")
+CONDITIONS = ("clean", "noisy")
+REALISATIONS = {"train": ("train", 1), "valid": ("train", 2), "test": ("test", 3)}  # law and stream of each part
+
+
+@dataclass(frozen=True)
+class Config:
+    """What to train on which graph."""
+
+    preset: str
+    protocol: str
+    table: ProteinGraph
+    methods: tuple[str, ...] = METHODS
+    conditions: tuple[str, ...] = CONDITIONS
+    hidden: int = 64
+    num_layers: int = 8
+    num_params: int = 8
+    dropout: float = 0.3
+    learning_rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2)
+    tuning_epochs: int = 150
+    epochs: int = 600
+    every: int = 5
+    seeds: tuple[int, ...] = tuple(range(10))
+    fewer_seeds: tuple[int, ...] = (0, 1, 2)
+    with_fewer_seeds: tuple[str, ...] = ("mean", "pna")
+    seed: int = 0
+    device: str = "cpu"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; of the graph, its name and hash."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "table"}
+        return fields | {"table": self.table.to_dict()}
+
+    def seeds_of(self, method: str) -> tuple[int, ...]:
+        """Seeds of the long runs of an aggregation."""
+        return self.fewer_seeds if method in self.with_fewer_seeds else self.seeds
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """Metrics by name, and the runs of each aggregation and condition."""
+
+    config: Config
+    metrics: dict[str, Metric]
+    seconds: float
+    runs: dict[str, Runs]
+
+
+def config_for(
+    preset: str, protocol: str, seed: int = 0, device: str = "cpu", *, table: ProteinGraph
+) -> Config:
+    """The config of a preset: ``"smoke"`` (seconds), ``"quick"`` (a CPU, an hour) or ``"paper"`` (a GPU)."""
+    expect_clean(preset, protocol, "comparison on this graph")
+    config = Config(preset, protocol, table, seed=seed, device=device)
+    if preset == "paper":
+        return config
+    few: dict[str, Any] = {"seeds": (0, 1), "fewer_seeds": (0,)}
+    if preset == "quick":
+        return replace(config, hidden=32, num_layers=3, tuning_epochs=10, epochs=60, learning_rates=(3e-3, 1e-2), **few)
+    small: dict[str, Any] = {"hidden": 8, "num_layers": 2, "num_params": 2, "tuning_epochs": 2, "epochs": 4, "every": 2}
+    return replace(config, learning_rates=(1e-2,), methods=("fishnets", "sum", "pna"), **small, **few)
+
+
+def run(config: Config, checkpoints: Path | None = None, progress: bool | None = None) -> Result:
+    """Tunes, trains and tests every aggregation under every condition.
+
+    Args:
+        config: What to do.
+        checkpoints: Folder for finished runs, from which an interrupted study continues.
+        progress: Unused.
+    """
+    study, found = study_of(config, checkpoints), {}
+    for condition in config.conditions:
+        for method in config.methods:
+            found[f"{method}/{condition}"] = runs_of(config, study, method, condition)
+    metrics: dict[str, Metric] = {}
+    for label, runs in found.items():
+        metrics |= runs.metrics(label)
+    for condition in config.conditions:
+        for other in config.methods:
+            if other != "fishnets" and "fishnets" in config.methods:
+                pair = found[f"fishnets/{condition}"], found[f"{other}/{condition}"]
+                metrics[f"difference/fishnets-{other}/{condition}"] = paired_difference(*pair)
+    return Result(config, metrics, study.parts.seconds, found)
+
+
+def study_of(config: Config, checkpoints: Path | None) -> GraphStudy:
+    """The study of a config; its runs depend on everything but the choice of runs."""
+    choice = ("methods", "conditions", "learning_rates", "tuning_epochs", "epochs", "seeds", "fewer_seeds")
+    depends = {name: value for name, value in config.to_dict().items() if name not in (*choice, "with_fewer_seeds")}
+    return GraphStudy(depends, checkpoints, config.seed, config.device)
+
+
+def runs_of(config: Config, study: GraphStudy, method: str, condition: str) -> Runs:
+    """The runs of one aggregation under one condition."""
+    from fishnets.graphs.selection import Recipe
+    from fishnets.graphs.tasks import NodeTask
+
+    graphs = {part: graph.to(config.device) for part, graph in graphs_of(config, condition).items()}
+    long = Recipe(config.epochs, 1.0, every=config.every, warm_up=config.epochs // 50, decay=True)
+    short = replace(long, epochs=config.tuning_epochs, warm_up=config.tuning_epochs // 50)
+    make = partial(make_model, config, graphs["train"], method)
+    label = f"{method}/{condition}"
+    return study.runs(label, make, NodeTask(graphs), short, long, config.learning_rates, config.seeds_of(method))
+
+
+def graphs_of(config: Config, condition: str) -> dict[str, Any]:
+    """The graph that training, validation and test nodes see; the same under *clean*."""
+    data = config.table.data
+    if condition == "clean":
+        return dict.fromkeys(REALISATIONS, data)
+    from fishnets.graphs.noise import EdgeNoise
+
+    noise, graphs = EdgeNoise(data), {}
+    for part, (law, stream) in REALISATIONS.items():
+        generator = torch.Generator().manual_seed(1_000 * config.seed + stream)
+        graphs[part] = noise.draw(law, generator)  # type: ignore[arg-type]
+        graphs[part].x = graphs[part].x.log1p()
+    return graphs
+
+
+def make_model(config: Config, graph: Any, method: str) -> Any:
+    """A network with this aggregation, of about as many weights as that of Fishnets."""
+    of_width = partial(_of_width, config, graph)
+    if method == "fishnets":
+        return of_width(method, config.hidden)
+    with torch.random.fork_rng(devices=[]):  # networks that are counted leave no trace
+        target = _weights(of_width("fishnets", config.hidden))
+        width = bisect(range(3 * config.hidden), target, lo=1, key=lambda one: _weights(of_width(method, one)))
+        around = (max(1, width - 1), width)
+        width = min(around, key=lambda one: abs(_weights(of_width(method, one)) - target))
+    return of_width(method, width)
+
+
+def _of_width(config: Config, graph: Any, method: str, hidden: int) -> Any:
+    from torch_geometric.utils import degree
+
+    from fishnets.graphs import DeeperGCN, FishnetsAggregation
+    from fishnets.graphs.pna import PNAAggregation
+
+    degrees = torch.bincount(degree(graph.edge_index[1].cpu(), graph.num_nodes, dtype=torch.long))
+    makers = {
+        "fishnets": partial(FishnetsAggregation, num_params=config.num_params),
+        "pna": partial(PNAAggregation, degrees=degrees),
+    }
+    shape = (graph.x.shape[1], graph.edge_attr.shape[1], graph.y.shape[1])
+    options: dict[str, Any] = {"num_layers": config.num_layers, "dropout": config.dropout}
+    return DeeperGCN(*shape, hidden=hidden, aggregation=makers.get(method, method), **options)
+
+
+def _weights(model: Any) -> int:
+    return sum(weight.numel() for weight in model.parameters())

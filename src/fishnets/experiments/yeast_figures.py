@@ -1,0 +1,22 @@
+"""Figures of yeast: curves of training and test scores, by aggregation and condition."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fishnets.experiments.graph_study_figures import curves_figure, scores_figure
+from fishnets.experiments.yeast import Result
+
+__all__ = ["draw"]
+
+
+def draw(result: Result, stem: Path) -> None:
+    """Draws the figures beside their record."""
+    config = result.config
+    panels = {
+        condition: {method: result.runs[f"{method}/{condition}"] for method in config.methods}
+        for condition in config.conditions
+    }
+    curves_figure(panels).savefig(stem.with_name(f"{stem.name}-curves.png"), dpi=150)
+    scores = scores_figure(result.metrics, config.methods, config.conditions, "rocauc")
+    scores.savefig(stem.with_name(f"{stem.name}-scores.png"), dpi=150)

@@ -1,0 +1,98 @@
+r"""Noise on edges: scores that were measured by counting.
+
+A score :math:`p_e \in [0, 1]` of an edge is seen as :math:`n / N` with :math:`n \sim \mathrm{Binomial}(N, p_e)`; the
+number of trials :math:`N`, one for all scores of an edge, is known and joins the features as :math:`N / 200`. In the
+paper (section 4.3) :math:`N` is uniform on 20, ..., 199 in training; in tests one half of the edges has 20 to 49 and
+the other 170 to 199.
+
+Here the two directions of an edge are one measurement, and which half an edge is in is drawn for each. In the paper's
+code every stored direction is measured on its own, and the halves are those of the list of edges: ``published=True``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from fishnets.errors import ConfigError, DataError
+from fishnets.graphs.datasets import sum_of_edges
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
+
+__all__ = ["LAWS", "EdgeNoise"]
+
+LAWS: dict[str, tuple[tuple[int, int], ...]] = {"train": ((20, 200),), "test": ((20, 50), (170, 200))}
+"""Ranges of the number of trials, each with as many edges: from the first to below the last."""
+LARGEST = 200
+
+
+class EdgeNoise:
+    """Draws noisy versions of a graph.
+
+    Args:
+        data: A graph of N nodes with ``edge_index`` (2, E) and ``edge_attr`` (E, d), scores between 0 and 1.
+        published: Whether to measure as the paper's code does.
+
+    Example:
+        >>> from torch_geometric.data import Data
+        >>> edge_index, score = torch.tensor([[0, 1], [1, 0]]), torch.tensor([[0.5], [0.5]])
+        >>> noise = EdgeNoise(Data(edge_index=edge_index, edge_attr=score, num_nodes=2))
+        >>> noisy = noise.draw("train", torch.Generator().manual_seed(0))
+        >>> noisy.edge_attr.shape, bool(noisy.edge_attr[0].eq(noisy.edge_attr[1]).all())
+        (torch.Size([2, 2]), True)
+    """
+
+    def __init__(self, data: Data, published: bool = False) -> None:
+        score = data.edge_attr
+        if score is None or score.ndim != 2 or not bool(((score >= 0) & (score <= 1)).all()):
+            given = "none" if score is None else f"shape {tuple(score.shape)}"
+            raise DataError(
+                f"`edge_attr` is {given} but scores between 0 and 1 of shape (E, d) were expected: they are the "
+                "probabilities of counts."
+            )
+        self.data, self.published = data, published
+        ends = data.edge_index.sort(dim=0).values  # the same for both directions
+        if published:
+            self.first, self.edge = torch.arange(ends.shape[1]), torch.arange(ends.shape[1])
+        else:
+            pairs = torch.cat([ends.T.double(), score.double()], dim=1)  # parallel edges stay apart by their scores
+            _, self.edge = torch.unique(pairs, dim=0, return_inverse=True)
+            self.first = torch.zeros(int(self.edge.max()) + 1 if len(self.edge) else 0, dtype=torch.int64)
+            self.first[self.edge] = torch.arange(ends.shape[1])
+
+    def draw(self, law: Literal["train", "test"], generator: torch.Generator) -> Data:
+        """A noisy version of the graph.
+
+        Args:
+            law: Numbers of trials: those of training or of tests.
+            generator: On the CPU; where a realisation is to stay, one with a seed of its own.
+
+        Returns:
+            The graph with ``edge_attr`` (E, d + 1) and ``x``, the sum of those of the edges that end in each node,
+            (N, d + 1).
+        """
+        if law not in LAWS:
+            raise ConfigError(f"`law` is {law!r} but one of {list(LAWS)} was expected.")
+        trials = self._trials(law, generator)
+        score = self.data.edge_attr[self.first].to(trials)
+        counts = torch.binomial(trials.unsqueeze(1).expand_as(score), score, generator=generator)
+        features = torch.cat([counts / trials.unsqueeze(1), trials.unsqueeze(1) / LARGEST], dim=1)
+        noisy = self.data.clone()
+        noisy.edge_attr = features[self.edge].float()
+        noisy.x = sum_of_edges(noisy)
+        return noisy
+
+    def _trials(self, law: str, generator: torch.Generator) -> Tensor:
+        """Number of trials of every measurement, float32."""
+        ranges, num = torch.tensor(LAWS[law]), len(self.first)
+        if self.published:
+            which = torch.arange(num) * len(ranges) // max(1, num)
+        else:
+            which = torch.randint(len(ranges), (num,), generator=generator)
+        low, high = ranges[which].T
+        beyond = (torch.rand(num, generator=generator) * (high - low)).floor()
+        trials: Tensor = torch.minimum(low + beyond, high - 1).float()
+        return trials

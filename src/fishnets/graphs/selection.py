@@ -1,0 +1,235 @@
+"""Training with selection: the weights that are best on validation data, and how long it took to get there.
+
+An evaluation after every so many epochs draws the curves; the test score belongs to the epoch that is best on
+validation data, and nothing is chosen on the test score.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fishnets.errors import ConfigError, NonFiniteLossError, expect_positive
+
+__all__ = ["Curves", "Recipe", "fit"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a network is trained.
+
+    Args:
+        epochs: Most epochs.
+        learning_rate: Step size of Adam.
+        patience: Epochs without a better validation score after which training ends; None to go on to the last.
+        every: Epochs between evaluations.
+        warm_up: Epochs over which the step size rises to its value.
+        decay: Whether the step size then falls to zero at the last epoch, along half a cosine.
+        clip: Largest norm of a gradient; None for no limit.
+    """
+
+    epochs: int
+    learning_rate: float
+    patience: int | None = None
+    every: int = 1
+    warm_up: int = 0
+    decay: bool = False
+    clip: float | None = 1.0
+
+    def __post_init__(self) -> None:
+        expect_positive(epochs=self.epochs, every=self.every)
+        for name in ("learning_rate", "patience", "clip"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"`{name}` is {value} but a positive number was expected.")
+        if not 0 <= self.warm_up <= self.epochs:
+            raise ConfigError(f"`warm_up` is {self.warm_up} but 0 to {self.epochs} epochs were expected.")
+
+    def rate(self, epoch: int) -> float:
+        """The step size in an epoch, counted from 0.
+
+        Example:
+            >>> Recipe(epochs=10, learning_rate=1.0, warm_up=2).rate(0)
+            0.5
+        """
+        rising = min(1.0, (epoch + 1) / self.warm_up) if self.warm_up else 1.0
+        falling = 0.5 * (1 + math.cos(math.pi * epoch / self.epochs)) if self.decay else 1.0
+        return self.learning_rate * rising * falling
+
+
+@dataclass
+class Curves:
+    """What evaluations found, one entry each: epochs and seconds of training so far, mean loss, and scores by name."""
+
+    epochs: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    loss: list[float] = field(default_factory=list)
+    scores: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def best(self) -> int:
+        """Which evaluation had the best validation score, the first where several had."""
+        valid = self.scores["valid"]
+        return valid.index(max(valid))
+
+    @property
+    def epochs_to_best(self) -> int:
+        """Epochs until then."""
+        return self.epochs[self.best]
+
+    @property
+    def seconds_to_best(self) -> float:
+        """Seconds of training until then, without those of evaluations."""
+        return self.seconds[self.best]
+
+    @property
+    def seconds_per_epoch(self) -> float:
+        """Mean over the whole training."""
+        return self.seconds[-1] / self.epochs[-1]
+
+    def at_best(self, name: str) -> float:
+        """A score where the validation score was best."""
+        return self.scores[name][self.best]
+
+    def add(self, epoch: int, seconds: float, loss: float, scores: Mapping[str, float]) -> None:
+        """Adds an evaluation."""
+        if "valid" not in scores or (self.scores and set(scores) != set(self.scores)):
+            expected = sorted(self.scores) or '"valid" among them'
+            raise ConfigError(f"`evaluate` returned the scores {sorted(scores)} but {expected} was expected.")
+        self.epochs.append(epoch)
+        self.seconds.append(seconds)
+        self.loss.append(loss)
+        for name, value in scores.items():
+            self.scores.setdefault(name, []).append(float(value))
+
+
+def fit(
+    model: nn.Module,
+    losses: Callable[[int], Iterable[Tensor]],
+    evaluate: Callable[[], Mapping[str, float]],
+    recipe: Recipe,
+    checkpoint: Path | None = None,
+) -> Curves:
+    """Trains a network with Adam, and leaves it with the weights that were best on validation data.
+
+    Args:
+        model: What is trained: in training mode for losses, in evaluation mode, without gradients, for scores.
+        losses: Number of the epoch, from 0, to its losses, each followed by an update: one for a full batch, several
+            for parts of a graph or batches of graphs, computed as they are asked for. What an epoch draws should depend
+            on its number, or on PyTorch's global generators, alone: training then continues as if it had not stopped.
+        evaluate: Scores by name; the larger ``"valid"``, the better.
+        recipe: How to train.
+        checkpoint: File in which training is kept at every evaluation, and from which it continues.
+
+    Returns:
+        The curves.
+
+    Example:
+        >>> _ = torch.manual_seed(0)
+        >>> line = nn.Linear(1, 1)
+        >>> error = lambda: line(torch.ones(1, 1)).square().sum()
+        >>> curves = fit(line, lambda epoch: [error()], lambda: {"valid": -float(error())}, Recipe(100, 0.05, every=10))
+        >>> curves.epochs_to_best, len(curves.loss)
+        (100, 10)
+    """
+    training = _Training(model, recipe, checkpoint)
+    while not training.done:
+        training.run_epoch(losses)
+        if training.epoch % recipe.every == 0 or training.epoch == recipe.epochs:
+            training.look(evaluate)
+    model.load_state_dict(training.best)
+    model.eval()
+    return training.curves
+
+
+class _Training:
+    """A training, as far as it is."""
+
+    def __init__(self, model: nn.Module, recipe: Recipe, checkpoint: Path | None) -> None:
+        self.model, self.recipe, self.checkpoint = model, recipe, checkpoint
+        self.optimizer = torch.optim.Adam(model.parameters(), lr=recipe.learning_rate)
+        self.curves, self.epoch, self.seconds = Curves(), 0, 0.0
+        self.best: dict[str, Any] = {}
+        self.recent: list[Tensor] = []
+        self.device = next(model.parameters()).device
+        if checkpoint is not None and checkpoint.exists():
+            self._restore(torch.load(checkpoint, map_location=self.device, weights_only=True))
+
+    @property
+    def done(self) -> bool:
+        """Whether the last epoch is over, or the validation score has not improved for too long."""
+        waited = self.epoch - self.curves.epochs_to_best if self.curves.epochs else 0
+        return self.epoch >= self.recipe.epochs or (self.recipe.patience is not None and waited >= self.recipe.patience)
+
+    def run_epoch(self, losses: Callable[[int], Iterable[Tensor]]) -> None:
+        """One epoch of updates."""
+        began = self._now()
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.recipe.rate(self.epoch)
+        self.model.train()
+        for loss in losses(self.epoch):
+            self.optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            if self.recipe.clip is not None:
+                nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
+            self.optimizer.step()
+            self.recent.append(loss.detach())
+        self.epoch += 1
+        self.seconds += self._now() - began
+
+    def look(self, evaluate: Callable[[], Mapping[str, float]]) -> None:
+        """Evaluates, remembers the best weights and writes the checkpoint."""
+        loss = float(torch.stack(self.recent).mean())
+        if not math.isfinite(loss):
+            raise NonFiniteLossError(f"The loss became {loss} in epoch {self.epoch}; use a smaller `learning_rate`.")
+        self.model.eval()
+        with torch.no_grad():
+            scores = evaluate()
+        self.curves.add(self.epoch, self.seconds, loss, scores)
+        self.recent = []
+        if self.curves.best == len(self.curves.epochs) - 1:
+            self.best = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
+        if self.checkpoint is not None:
+            self._save(self.checkpoint)
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.monotonic()
+
+    def _save(self, path: Path) -> None:
+        state = {
+            "recipe": vars(self.recipe),
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "best": self.best,
+            "curves": vars(self.curves),
+            "progress": [self.epoch, self.seconds],
+            "random": torch.get_rng_state(),
+            "random_cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(path.name + ".part")
+        torch.save(state, beside)
+        beside.replace(path)  # an interrupted write leaves the last checkpoint whole
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        if state["recipe"] != vars(self.recipe):
+            raise ConfigError(
+                f"{self.checkpoint} is of a training by {state['recipe']} but {vars(self.recipe)} was asked for. Train "
+                "by that recipe, or name another file."
+            )
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.best, self.curves = state["best"], Curves(**state["curves"])
+        self.epoch, self.seconds = state["progress"]
+        torch.set_rng_state(state["random"].cpu())
+        if state["random_cuda"] is not None:
+            torch.cuda.set_rng_state(state["random_cuda"].cpu(), self.device)

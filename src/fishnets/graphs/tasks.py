@@ -1,0 +1,149 @@
+"""Tasks: what a network is trained for and scored by, on labelled nodes of one graph or on many small graphs.
+
+A task gives :func:`fishnets.graphs.selection.fit` the losses of an epoch and the scores of an evaluation. Everything
+stays on the device the data are on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+
+from fishnets.errors import ConfigError, DataError, expect_positive
+from fishnets.graphs.metrics import roc_auc
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
+
+    from fishnets.graphs.graph_set import GraphSet
+
+__all__ = ["GraphTask", "NodeTask", "Score", "random_parts"]
+
+Score = Literal["rocauc", "accuracy"]
+
+
+def _loss(logits: Tensor, label: Tensor, score: Score) -> Tensor:
+    """Mean loss: cross-entropy of classes, or of labels that are known, task by task."""
+    if score == "accuracy":
+        return cross_entropy(logits, label.flatten().long())
+    known = ~label.isnan() if label.is_floating_point() else torch.ones_like(label, dtype=torch.bool)
+    return binary_cross_entropy_with_logits(logits[known], label[known].to(logits))
+
+
+def _score(logits: Tensor, label: Tensor, score: Score) -> float:
+    if score == "accuracy":
+        return float((logits.argmax(1) == label.flatten()).double().mean())
+    return float(roc_auc(logits, label))
+
+
+def random_parts(num_nodes: int, num_parts: int, generator: torch.Generator) -> list[Tensor]:
+    """Nodes in random order, cut into parts of about the same size.
+
+    Example:
+        >>> [len(part) for part in random_parts(5, 2, torch.Generator().manual_seed(0))]
+        [3, 2]
+    """
+    return list(torch.randperm(num_nodes, generator=generator).tensor_split(num_parts))
+
+
+class NodeTask:
+    """Labels of the nodes of one graph, by the whole of it or by random parts.
+
+    Args:
+        graphs: A graph with ``x`` (N, f), ``edge_index`` (2, E), ``edge_attr`` or None, ``y`` (N, tasks) and masks of
+            training, validation and test nodes; or one for each of ``"train"``, ``"valid"`` and ``"test"``, the same
+            nodes with other features.
+        score: ``"rocauc"`` for labels of 0 and 1, ``"accuracy"`` for classes.
+        parts: Number of random parts, drawn anew in each epoch, on which updates are made one after the other; edges
+            between parts are left out. 1 for the whole graph.
+        seed: Seed of the parts.
+
+    Example:
+        >>> from torch_geometric.data import Data
+        >>> mask = torch.tensor([True, True, True])
+        >>> graph = Data(x=torch.ones(3, 2), edge_index=torch.tensor([[0, 1], [1, 2]]), y=torch.tensor([[0], [1], [1]]))
+        >>> graph.train_mask = graph.valid_mask = graph.test_mask = mask
+        >>> NodeTask(graph).evaluate(lambda x, edge_index, edge_attr: torch.tensor([[0.0], [1.0], [2.0]]))
+        {'valid': 1.0, 'test': 1.0}
+    """
+
+    def __init__(
+        self, graphs: Data | Mapping[str, Data], score: Score = "rocauc", parts: int = 1, seed: int = 0
+    ) -> None:
+        expect_positive(parts=parts)
+        self.graphs: Mapping[str, Data] = (
+            graphs if isinstance(graphs, Mapping) else dict.fromkeys(("train", "valid", "test"), graphs)
+        )
+        missing = {"train", "valid", "test"} - set(self.graphs)
+        if missing:
+            raise ConfigError(f"`graphs` has none for {sorted(missing)}; train, valid and test were expected.")
+        for part, graph in self.graphs.items():
+            if not bool(graph[f"{part}_mask"].any()):
+                raise DataError(f"No node is in the part {part!r} of the split.")
+        self.score, self.parts, self.seed = score, parts, seed
+
+    def losses(self, model: nn.Module, epoch: int) -> Iterator[Tensor]:
+        """Losses of the training nodes, one for each part that has some."""
+        graph = self.graphs["train"]
+        if self.parts == 1:
+            yield self._part_loss(model, graph)
+            return
+        generator = torch.Generator().manual_seed(1_000_003 * self.seed + epoch)
+        for nodes in random_parts(graph.num_nodes, self.parts, generator):
+            part = graph.subgraph(nodes.to(graph.edge_index.device).sort().values)
+            if bool(part.train_mask.any()):
+                yield self._part_loss(model, part)
+
+    def _part_loss(self, model: nn.Module, graph: Data) -> Tensor:
+        mask = graph.train_mask
+        return _loss(model(graph.x, graph.edge_index, graph.edge_attr)[mask], graph.y[mask], self.score)
+
+    @torch.no_grad()
+    def evaluate(self, model: Any) -> dict[str, float]:
+        """Scores of validation and test nodes, each in the whole of its graph."""
+        valid, test = self.graphs["valid"], self.graphs["test"]
+        of_valid = model(valid.x, valid.edge_index, valid.edge_attr)
+        of_test = of_valid if test is valid else model(test.x, test.edge_index, test.edge_attr)
+        return {
+            part: _score(logits[graph[f"{part}_mask"]], graph.y[graph[f"{part}_mask"]], self.score)
+            for part, graph, logits in (("valid", valid, of_valid), ("test", test, of_test))
+        }
+
+
+class GraphTask:
+    """Labels of many small graphs, by batches of them.
+
+    Args:
+        graphs: The graphs with their labels and their split.
+        batch_size: Graphs of an update.
+        score: ``"rocauc"`` or ``"accuracy"``.
+        seed: Seed of the order of graphs, which changes from epoch to epoch.
+        test_batch_size: Graphs of a pass without gradients.
+    """
+
+    def __init__(
+        self, graphs: GraphSet, batch_size: int, score: Score = "rocauc", seed: int = 0, test_batch_size: int = 4_096
+    ) -> None:
+        expect_positive(batch_size=batch_size, test_batch_size=test_batch_size)
+        self.graphs, self.batch_size, self.test_batch_size = graphs, batch_size, test_batch_size
+        self.score, self.seed = score, seed
+
+    def losses(self, model: nn.Module, epoch: int) -> Iterator[Tensor]:
+        """Losses of batches of training graphs."""
+        generator = torch.Generator().manual_seed(1_000_003 * self.seed + epoch)
+        for batch in self.graphs.minibatches("train", self.batch_size, generator):
+            yield _loss(model(batch), batch.y, self.score)
+
+    @torch.no_grad()
+    def evaluate(self, model: Any) -> dict[str, float]:
+        """Scores of validation and test graphs."""
+        found = {}
+        for part in ("valid", "test"):
+            batches = [(model(one), one.y) for one in self.graphs.minibatches(part, self.test_batch_size)]
+            logits, label = (torch.cat(several) for several in zip(*batches, strict=True))
+            found[part] = _score(logits, label, self.score)
+        return found

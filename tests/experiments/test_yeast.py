@@ -1,0 +1,129 @@
+"""Yeast: networks of equal size, noisy graphs that stay, a run end to end that continues, figures and page."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tests.graphs.folders import protein_folder
+
+from fishnets.errors import ConfigError, NonFiniteLossError
+from fishnets.experiments import EXPERIMENTS
+from fishnets.experiments.graph_pages import yeast_page
+from fishnets.experiments.graph_study import GraphStudy, paired_difference
+from fishnets.experiments.protein_graph import ProteinGraph, read_graph
+from fishnets.experiments.records import Record, versions, write_record
+from fishnets.experiments.yeast import METHODS, Config, Result, config_for, graphs_of, make_model, run, study_of
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> ProteinGraph:
+    return read_graph(protein_folder(tmp_path_factory.mktemp("data")))
+
+
+@pytest.fixture(scope="module")
+def config(graph: ProteinGraph) -> Config:
+    return config_for("smoke", "clean", table=graph)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("parts")
+
+
+@pytest.fixture(scope="module")
+def result(config: Config, folder: Path) -> Result:
+    return run(config, folder)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_networks_have_about_as_many_weights(graph: ProteinGraph, method: str) -> None:
+    config = config_for("paper", "clean", table=graph)
+    before = torch.get_rng_state()
+    with torch.random.fork_rng():
+        networks = [make_model(config, graph.data, one) for one in ("fishnets", method)]
+    sizes = [sum(weight.numel() for weight in network.parameters()) for network in networks]
+    assert sizes[1] == pytest.approx(sizes[0], rel=0.03)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_each_part_sees_a_noisy_graph_that_stays(config: Config) -> None:
+    one, again = graphs_of(config, "noisy"), graphs_of(config, "noisy")
+    for part in ("train", "valid", "test"):
+        assert torch.equal(one[part].edge_attr, again[part].edge_attr)
+        assert one[part].edge_attr.shape[1] == one[part].x.shape[1] == 9
+    assert not torch.equal(one["train"].edge_attr, one["valid"].edge_attr)
+    trials = 200 * one["test"].edge_attr[:, -1]
+    assert bool(((trials < 50) | (trials > 169)).all())
+    clean = graphs_of(config, "clean")
+    assert clean["train"] is clean["test"] is config.table.data
+
+
+def test_every_network_is_measured_under_both_conditions(config: Config, result: Result) -> None:
+    for condition in ("clean", "noisy"):
+        for method in config.methods:
+            for name in ("rocauc", "valid", "epochs_to_best", "seconds_to_best", "seconds_per_epoch", "weights"):
+                assert f"{name}/{method}/{condition}" in result.metrics
+            assert 0 <= result.metrics[f"rocauc/{method}/{condition}"].value <= 1
+            assert result.metrics[f"epochs_to_best/{method}/{condition}"].value in (2, 3, 4)  # a mean of two
+        ahead = result.metrics[f"difference/fishnets-sum/{condition}"]
+        runs = [result.runs[f"{method}/{condition}"] for method in ("fishnets", "sum")]
+        assert ahead == paired_difference(*runs)
+        assert ahead.value == pytest.approx(float((runs[0].measures["test"] - runs[1].measures["test"]).mean()))
+        assert len(result.runs[f"pna/{condition}"].measures["test"]) == 1
+
+
+def test_a_run_continues_where_it_was(
+    config: Config, result: Result, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(GraphStudy, "_measure", refuse)
+    again = run(config, folder)
+    assert again.metrics == result.metrics
+    assert again.runs["fishnets/noisy"].curve == result.runs["fishnets/noisy"].curve
+    with pytest.raises(AssertionError, match="trained again"):
+        run(replace(config, dropout=0.1), folder)
+
+
+def test_the_best_rate_is_that_of_the_validation_nodes(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fishnets.graphs.selection import Recipe
+
+    study = study_of(config, None)
+    scores = {0.1: 0.6, 0.2: 0.8, 0.3: 0.7}
+
+    def measured(*given: object) -> dict[str, object]:
+        rate = given[-2].learning_rate  # type: ignore[attr-defined]
+        if rate == 0.4:
+            raise NonFiniteLossError("The loss became nan.")
+        return {"valid": type("Found", (), {"value": scores[rate]})}
+
+    monkeypatch.setattr(study, "run", measured)
+    assert study.best_rate("x", object, None, Recipe(1, 1.0), (0.1, 0.2, 0.3, 0.4), 0) == 0.2  # type: ignore[arg-type]
+    with pytest.raises(NonFiniteLossError, match="x diverges at every rate"):
+        study.best_rate("x", object, None, Recipe(1, 1.0), (0.4,), 0)  # type: ignore[arg-type]
+
+
+def test_configs(graph: ProteinGraph) -> None:
+    config = config_for("paper", "clean", seed=2, table=graph)
+    assert json.loads(json.dumps(config.to_dict()))["seeds"] == list(range(10))
+    assert len(config.seeds_of("softmax")) == 10
+    assert len(config.seeds_of("pna")) == 3
+    with pytest.raises(ConfigError, match="the paper has no comparison on this graph"):
+        config_for("paper", "published", table=graph)
+
+
+def test_the_record_has_figures_and_a_page(result: Result, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    fields = (versions(), "cpu", result.seconds, result.metrics)
+    record = Record("yeast", "smoke", "clean", "fishnets", result.config.to_dict(), [0], *fields)
+    path = write_record(record, tmp_path)
+    EXPERIMENTS["yeast"].draw(result, path.with_suffix(""))
+    assert len(list(path.parent.glob("*.png"))) == 2
+    page = yeast_page(tmp_path)
+    assert "### noisy" in page
+    assert "| fishnets |" in page

@@ -1,0 +1,123 @@
+"""Training with selection: schedules, curves, patience, the best weights, and continuing where it was."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tests.graphs.layers import seeded  # noqa: F401 a fixture
+from torch import Tensor, nn
+
+from fishnets.errors import ConfigError, NonFiniteLossError
+from fishnets.graphs.selection import Curves, Recipe, fit
+
+
+def line() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.2), nn.Linear(4, 1))
+
+
+def batches(model: nn.Module, epoch: int) -> Iterator[Tensor]:
+    generator = torch.Generator().manual_seed(epoch)
+    for _ in range(2):
+        x = torch.randn(16, 3, generator=generator)
+        yield (model(x) - x.sum(1, keepdim=True)).square().mean()
+
+
+@torch.no_grad()
+def scores(model: nn.Module) -> dict[str, float]:
+    x = torch.randn(64, 3, generator=torch.Generator().manual_seed(99))
+    error = float((model(x) - x.sum(1, keepdim=True)).square().mean())
+    return {"valid": -error, "test": 1 - error}
+
+
+def trained(recipe: Recipe, checkpoint: Path | None = None, model: nn.Module | None = None) -> tuple[nn.Module, Curves]:
+    model = line() if model is None else model
+    return model, fit(model, lambda epoch: batches(model, epoch), lambda: scores(model), recipe, checkpoint)
+
+
+def test_curves_have_an_entry_for_every_evaluation_and_the_last_epoch() -> None:
+    _, curves = trained(Recipe(epochs=7, learning_rate=0.01, every=3))
+    assert curves.epochs == [3, 6, 7]
+    assert len(curves.loss) == len(curves.seconds) == len(curves.scores["test"]) == 3
+    assert curves.seconds == sorted(curves.seconds)
+    assert curves.seconds_per_epoch == curves.seconds[-1] / 7
+
+
+def test_the_network_ends_with_its_best_weights() -> None:
+    model, curves = trained(Recipe(epochs=40, learning_rate=0.3))  # too large a step: scores go up and down
+    assert curves.best < len(curves.epochs) - 1
+    assert scores(model)["valid"] == curves.at_best("valid") == max(curves.scores["valid"])
+    assert curves.at_best("test") == curves.scores["test"][curves.best]
+    assert not model.training
+
+
+def test_training_ends_when_nothing_improves_for_the_patience() -> None:
+    model = line()
+    falling = iter(range(100, 0, -1))
+    curves = fit(
+        model,
+        lambda epoch: batches(model, epoch),
+        lambda: {"valid": float(next(falling))},
+        Recipe(epochs=50, learning_rate=0.01, patience=4, every=2),
+    )
+    assert curves.epochs == [2, 4, 6]
+    assert curves.epochs_to_best == 2
+
+
+def test_a_training_continues_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+    recipe = Recipe(epochs=8, learning_rate=0.02, every=2, warm_up=2, decay=True)
+    whole, wanted = trained(recipe)
+    model = line()
+
+    def stops(epoch: int) -> Iterator[Tensor]:
+        if epoch == 5:
+            raise KeyboardInterrupt
+        return batches(model, epoch)
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, stops, lambda: scores(model), recipe, tmp_path / "run" / "training.pt")
+    torch.manual_seed(123)
+    again, curves = trained(recipe, tmp_path / "run" / "training.pt", nn.Sequential(*[*line()]))
+    assert (curves.epochs, curves.loss, curves.scores) == (wanted.epochs, wanted.loss, wanted.scores)
+    for one, other in zip(again.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(one, other)
+    with pytest.raises(ConfigError, match="is of a training by"):
+        trained(Recipe(epochs=9, learning_rate=0.02), tmp_path / "run" / "training.pt")
+
+
+def test_the_step_size_rises_and_falls() -> None:
+    recipe = Recipe(epochs=100, learning_rate=0.1, warm_up=10, decay=True)
+    assert recipe.rate(0) == pytest.approx(0.01)
+    assert recipe.rate(50) == pytest.approx(0.05)
+    assert recipe.rate(99) < 1e-4
+    assert Recipe(epochs=100, learning_rate=0.1).rate(99) == 0.1
+
+
+def test_a_loss_that_is_not_finite_is_named() -> None:
+    model = line()
+    with pytest.raises(NonFiniteLossError, match=r"The loss became nan in epoch 1; use a smaller `learning_rate`"):
+        fit(model, lambda epoch: [model(torch.ones(1, 3)).sum() * math.nan], lambda: scores(model), Recipe(3, 0.1))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epochs": 0, "learning_rate": 0.1}, "epochs"),
+        ({"epochs": 1, "learning_rate": -0.1}, "`learning_rate` is -0.1"),
+        ({"epochs": 1, "learning_rate": 0.1, "patience": 0}, "`patience` is 0"),
+        ({"epochs": 1, "learning_rate": 0.1, "warm_up": 2}, "`warm_up` is 2 but 0 to 1"),
+    ],
+)
+def test_recipes_that_make_no_sense_are_refused(options: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Recipe(**options)
+
+
+def test_scores_need_one_of_validation() -> None:
+    model = line()
+    with pytest.raises(ConfigError, match=r"`evaluate` returned the scores \['test'\]"):
+        fit(model, lambda epoch: batches(model, epoch), lambda: {"test": 1.0}, Recipe(1, 0.1))

@@ -1,0 +1,109 @@
+"""Tasks: losses and scores of nodes, by the whole graph and by parts, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.graphs.layers import seeded  # noqa: F401 a fixture
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torch_geometric.data import Data
+
+from fishnets.errors import ConfigError, DataError
+from fishnets.graphs.tasks import NodeTask, random_parts
+
+N = 24
+
+
+class Linear(nn.Module):
+    """Sees a node and the number of its edges, and remembers how many nodes and edges it was given."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.map, self.seen = nn.Linear(3, outputs), []
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None) -> Tensor:
+        self.seen.append((len(x), edge_index.shape[1]))
+        out: Tensor = self.map(x)
+        return out
+
+
+def graph(**changes: Any) -> Data:
+    generator = torch.Generator().manual_seed(0)
+    data = Data(
+        x=torch.randn(N, 3, generator=generator),
+        edge_index=torch.randint(N, (2, 200), generator=generator),
+        edge_attr=torch.rand(200, 2, generator=generator),
+        y=torch.randint(2, (N, 2), generator=generator),
+    )
+    for i, part in enumerate(("train", "valid", "test")):
+        data[f"{part}_mask"] = torch.arange(N) % 3 == i
+    for name, value in changes.items():
+        data[name] = value
+    return data
+
+
+def test_the_whole_graph_makes_one_loss_of_the_training_nodes() -> None:
+    data, model = graph(), Linear(2)
+    (loss,) = NodeTask(data).losses(model, 0)
+    mask = data.train_mask
+    expected = binary_cross_entropy_with_logits(model.map(data.x)[mask], data.y[mask].float())
+    torch.testing.assert_close(loss, expected)
+    assert model.seen == [(N, 200)]
+
+
+def test_labels_that_are_not_known_have_no_loss() -> None:
+    label = graph().y.float()
+    label[0, 0] = torch.nan
+    data, model = graph(y=label), Linear(2)
+    (loss,) = NodeTask(data).losses(model, 0)
+    mask = data.train_mask[:, None] & ~label.isnan()
+    torch.testing.assert_close(loss, binary_cross_entropy_with_logits(model.map(data.x)[mask], label[mask]))
+
+
+def test_classes_are_scored_by_accuracy() -> None:
+    data, model = graph(y=torch.arange(N).remainder(4)[:, None]), Linear(4)
+    task = NodeTask(data, score="accuracy")
+    (loss,) = task.losses(model, 0)
+    mask = data.train_mask
+    torch.testing.assert_close(loss, cross_entropy(model.map(data.x)[mask], data.y[mask].flatten()))
+    found = task.evaluate(model)
+    right = (model.map(data.x).argmax(1) == data.y.flatten()).double()
+    assert found == {part: float(right[data[f"{part}_mask"]].mean()) for part in ("valid", "test")}
+
+
+def test_parts_are_drawn_anew_in_each_epoch_and_cover_all_nodes() -> None:
+    data, model = graph(), Linear(2)
+    task = NodeTask(data, parts=4, seed=1)
+    assert len(list(task.losses(model, 0))) == 4
+    assert sum(nodes for nodes, _ in model.seen) == N
+    assert 0 < sum(edges for _, edges in model.seen) < 200  # those between parts are left out
+    first = [float(loss.detach()) for loss in task.losses(model, 0)]
+    again, later = ([float(loss.detach()) for loss in task.losses(model, epoch)] for epoch in (0, 1))
+    assert first == again != later
+
+
+def test_each_part_of_the_split_may_see_a_graph_of_its_own() -> None:
+    graphs = {part: graph(x=torch.randn(N, 3)) for part in ("train", "valid", "test")}
+    model = Linear(2)
+    found = NodeTask(graphs).evaluate(model)
+    assert len(model.seen) == 2
+    alone = {part: NodeTask(graphs[part]).evaluate(model)[part] for part in ("valid", "test")}
+    assert found == alone
+
+
+def test_random_parts_are_all_nodes_once() -> None:
+    parts = random_parts(10, 3, torch.Generator().manual_seed(3))
+    assert sorted(torch.cat(parts).tolist()) == list(range(10))
+    assert [len(part) for part in parts] == [4, 3, 3]
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"`graphs` has none for \['test', 'valid'\]"):
+        NodeTask({"train": graph()})
+    with pytest.raises(DataError, match="No node is in the part 'valid'"):
+        NodeTask(graph(valid_mask=torch.zeros(N, dtype=torch.bool)))
+    with pytest.raises(ConfigError, match="parts"):
+        NodeTask(graph(), parts=0)

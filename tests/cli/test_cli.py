@@ -7,9 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from tests.graphs.folders import protein_folder
+from tests.graphs.folders import molecule_folder, protein_folder
 from typer.testing import CliRunner
 
 import fishnets as fn
@@ -82,7 +83,8 @@ def test_every_experiment_prints_its_config(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write = protein_folder if "yeast" in name else union_table
+    writers = {"supernovae": union_table, "molhiv": molecule_folder, "arxiv": citation_folder}
+    write = writers.get(name, protein_folder)
     given = ["--data", str(write(tmp_path_factory.mktemp("data")))] if EXPERIMENTS[name].read else []
     for preset in ("smoke", "quick", "paper"):
         choices = ["--preset", preset, "--protocol", protocol, "--seed", "3", "--device", "cpu", *given]
@@ -120,6 +122,13 @@ def union_table(folder: Path) -> Path:
     path = folder / "some-table.txt"
     path.write_text("# made up\na 0.05 36.8 0.2 0.1\nb 0.5 42.3 0.2 0.1\nc 1.0 44.1 0.3 0.1\n")
     return path
+
+
+def citation_folder(folder: Path) -> Path:
+    """Two made-up papers that cite each other."""
+    words = {"attr_indptr": [0, 1, 2], "attr_indices": [0, 1], "attr_data": [1.0, 0.5], "attr_shape": [2, 2]}
+    np.savez(folder / "two.npz", adj_indptr=[0, 1, 2], adj_indices=[1, 0], labels=[0, 1], **words)
+    return folder
 
 
 def test_a_data_file_is_recorded_by_name_and_hash_alone(tmp_path: Path) -> None:

@@ -1,16 +1,20 @@
-"""A small graph in OGB's layout, for tests that read one."""
+"""Small data sets in OGB's layout, for tests that read one."""
 
 from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-__all__ = ["NODES", "protein_folder"]
+__all__ = ["MOLECULES", "NODES", "molecule_folder", "protein_folder"]
 
 NODES, EDGES, LABELS = 40, 150, 3
+MOLECULES = 24
+ATOM_CATEGORIES = (92, 1, 11, 9, 5, 3, 6, 2, 2)  # those that ogbg-molhiv has
+BOND_CATEGORIES = (4, 1, 2)
 
 
 def protein_folder(parent: Path) -> Path:
@@ -28,11 +32,42 @@ def protein_folder(parent: Path) -> Path:
         "raw/num-edge-list": [[EDGES]],
         **{f"split/random/{name}": [[i] for i in rows] for name, rows in parts.items()},
     }
-    root = parent / "small-graph"
+    meta = {"add_inverse_edge": "True", "has_edge_attr": "True", "has_node_attr": "False", "split": "random"}
+    return _written(parent / "small-graph", tables, meta)
+
+
+def molecule_folder(parent: Path) -> Path:
+    """Chains and rings of atoms of random kinds, in a new folder; every other one is positive, in every part."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.randint(1, 9, (MOLECULES,), generator=generator).tolist()
+    bonds = [
+        [[i, i + 1] for i in range(size - 1)] + [[size - 1, 0]] * (number % 3 == 0 and size > 2)
+        for number, size in enumerate(sizes)
+    ]
+    num_bonds = sum(map(len, bonds))
+    parts = {"train": range(8, MOLECULES), "valid": range(4), "test": range(4, 8)}
+    tables = {
+        "raw/edge": [pair for pairs in bonds for pair in pairs],
+        "raw/edge-feat": _categories(num_bonds, BOND_CATEGORIES, generator),
+        "raw/node-feat": _categories(sum(sizes), ATOM_CATEGORIES, generator),
+        "raw/graph-label": [[i % 2] for i in range(MOLECULES)],
+        "raw/num-node-list": [[size] for size in sizes],
+        "raw/num-edge-list": [[len(pairs)] for pairs in bonds],
+        **{f"split/scaffold/{name}": [[i] for i in rows] for name, rows in parts.items()},
+    }
+    meta = {"add_inverse_edge": "True", "has_edge_attr": "True", "has_node_attr": "True", "split": "scaffold"}
+    return _written(parent / "small-molecules", tables, meta)
+
+
+def _categories(rows: int, limits: Sequence[int], generator: torch.Generator) -> list[list[int]]:
+    columns: list[torch.Tensor] = [torch.randint(limit, (rows,), generator=generator) for limit in limits]
+    return torch.stack(columns, 1).tolist()
+
+
+def _written(root: Path, tables: dict[str, list[list[float]]], meta: dict[str, str]) -> Path:
     for name, rows in tables.items():
         path = root / f"{name}.csv.gz"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(gzip.compress("".join(",".join(map(str, row)) + "\n" for row in rows).encode()))
-    meta = {"add_inverse_edge": "True", "has_edge_attr": "True", "has_node_attr": "False", "split": "random"}
     (root / "meta.json").write_text(json.dumps(meta))
     return root

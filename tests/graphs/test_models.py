@@ -403,3 +403,41 @@ def test_wrong_inputs_are_named(graph: Graph) -> None:
     for model, changes, error, message in wrong:
         with pytest.raises(error, match=message):
             model(**{**graph._asdict(), **changes})
+
+
+def test_categories_are_looked_up_and_added(graph: Graph) -> None:
+    kinds, bonds = (graph.x[:, :2] > 0).long(), (graph.edge_attr[:, :1] > 0.5).long() * 2
+    model = DeeperGCN((2, 3), (3,), 2, hidden=8, num_layers=1, dropout=0.0).eval()
+    table = model.node_encoder.table.weight
+    torch.testing.assert_close(model.node_encoder(kinds), table[kinds[:, 0]] + table[2 + kinds[:, 1]])
+    assert model(kinds, graph.edge_index, bonds).shape == (len(kinds), 2)
+    by_layer = DeeperGCN((2, 3), (3,), 2, hidden=8, num_layers=2, encode_edges="each layer").eval()
+    assert by_layer.edge_encoder is None  # every layer has a table of its own
+    assert sum(name.endswith("encoder.table.weight") for name, _ in by_layer.named_parameters()) == 3
+    assert by_layer(kinds, graph.edge_index, bonds).shape == (len(kinds), 2)
+    with pytest.raises(DataError, match=r"Category 1 runs from 0 to 3 but 0 to 2 was expected"):
+        model(torch.tensor([[0, 3], [1, 0]]), graph.edge_index[:, :0], bonds[:0])
+
+
+def test_the_last_activation_may_be_left_out(graph: Graph) -> None:
+    torch.manual_seed(0)
+    with_it, without = (
+        DeeperGCN(graph.x.shape[1], None, 2, num_layers=1, last_activation=last).to(graph.x).eval()
+        for last in (True, False)
+    )
+    without.load_state_dict(with_it.state_dict())
+    assert not torch.equal(with_it(graph.x, graph.edge_index), without(graph.x, graph.edge_index))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [((), "`node_dim` has no categories"), ((3, 0), r"node_dim\[1\]"), (0, "node_dim")],
+)
+def test_wrong_categories_are_named(sizes: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        DeeperGCN(sizes, None, 2)
+
+
+def test_species_join_numbers_alone() -> None:
+    with pytest.raises(ConfigError, match="`one_hot` joins features that are numbers"):
+        DeeperGCN((2, 3), None, 2, one_hot=4)

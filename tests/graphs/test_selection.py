@@ -20,23 +20,25 @@ def line() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.2), nn.Linear(4, 1))
 
 
-def batches(model: nn.Module, epoch: int) -> Iterator[Tensor]:
-    generator = torch.Generator().manual_seed(epoch)
-    for _ in range(2):
-        x = torch.randn(16, 3, generator=generator)
-        yield (model(x) - x.sum(1, keepdim=True)).square().mean()
+class Sums:
+    """Adds up three numbers, from batches that depend on the epoch."""
+
+    def losses(self, model: nn.Module, epoch: int) -> Iterator[Tensor]:
+        generator = torch.Generator().manual_seed(epoch)
+        for _ in range(2):
+            x = torch.randn(16, 3, generator=generator)
+            yield (model(x) - x.sum(1, keepdim=True)).square().mean()
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        x = torch.randn(64, 3, generator=torch.Generator().manual_seed(99))
+        error = float((model(x) - x.sum(1, keepdim=True)).square().mean())
+        return {"valid": -error, "test": 1 - error}
 
 
-@torch.no_grad()
-def scores(model: nn.Module) -> dict[str, float]:
-    x = torch.randn(64, 3, generator=torch.Generator().manual_seed(99))
-    error = float((model(x) - x.sum(1, keepdim=True)).square().mean())
-    return {"valid": -error, "test": 1 - error}
-
-
-def trained(recipe: Recipe, checkpoint: Path | None = None, model: nn.Module | None = None) -> tuple[nn.Module, Curves]:
-    model = line() if model is None else model
-    return model, fit(model, lambda epoch: batches(model, epoch), lambda: scores(model), recipe, checkpoint)
+def trained(recipe: Recipe, checkpoint: Path | None = None, task: Sums | None = None) -> tuple[nn.Module, Curves]:
+    model = line()
+    return model, fit(model, task or Sums(), recipe, checkpoint)
 
 
 def test_curves_have_an_entry_for_every_evaluation_and_the_last_epoch() -> None:
@@ -50,43 +52,41 @@ def test_curves_have_an_entry_for_every_evaluation_and_the_last_epoch() -> None:
 def test_the_network_ends_with_its_best_weights() -> None:
     model, curves = trained(Recipe(epochs=40, learning_rate=0.3))  # too large a step: scores go up and down
     assert curves.best < len(curves.epochs) - 1
-    assert scores(model)["valid"] == curves.at_best("valid") == max(curves.scores["valid"])
+    assert Sums().evaluate(model)["valid"] == curves.at_best("valid") == max(curves.scores["valid"])
     assert curves.at_best("test") == curves.scores["test"][curves.best]
     assert not model.training
 
 
 def test_training_ends_when_nothing_improves_for_the_patience() -> None:
-    model = line()
     falling = iter(range(100, 0, -1))
-    curves = fit(
-        model,
-        lambda epoch: batches(model, epoch),
-        lambda: {"valid": float(next(falling))},
-        Recipe(epochs=50, learning_rate=0.01, patience=4, every=2),
-    )
+
+    class Falling(Sums):
+        def evaluate(self, model: nn.Module) -> dict[str, float]:
+            return {"valid": float(next(falling))}
+
+    _, curves = trained(Recipe(epochs=50, learning_rate=0.01, patience=4, every=2), task=Falling())
     assert curves.epochs == [2, 4, 6]
     assert curves.epochs_to_best == 2
 
 
 def test_a_training_continues_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+    class Stops(Sums):
+        def losses(self, model: nn.Module, epoch: int) -> Iterator[Tensor]:
+            if epoch == 5:
+                raise KeyboardInterrupt
+            return super().losses(model, epoch)
+
     recipe = Recipe(epochs=8, learning_rate=0.02, every=2, warm_up=2, decay=True)
+    path = tmp_path / "run" / "training.pt"
     whole, wanted = trained(recipe)
-    model = line()
-
-    def stops(epoch: int) -> Iterator[Tensor]:
-        if epoch == 5:
-            raise KeyboardInterrupt
-        return batches(model, epoch)
-
     with pytest.raises(KeyboardInterrupt):
-        fit(model, stops, lambda: scores(model), recipe, tmp_path / "run" / "training.pt")
-    torch.manual_seed(123)
-    again, curves = trained(recipe, tmp_path / "run" / "training.pt", nn.Sequential(*[*line()]))
+        trained(recipe, path, Stops())
+    again, curves = trained(recipe, path)
     assert (curves.epochs, curves.loss, curves.scores) == (wanted.epochs, wanted.loss, wanted.scores)
     for one, other in zip(again.parameters(), whole.parameters(), strict=True):
         assert torch.equal(one, other)
     with pytest.raises(ConfigError, match="is of a training by"):
-        trained(Recipe(epochs=9, learning_rate=0.02), tmp_path / "run" / "training.pt")
+        trained(Recipe(epochs=9, learning_rate=0.02), path)
 
 
 def test_the_step_size_rises_and_falls() -> None:
@@ -98,9 +98,12 @@ def test_the_step_size_rises_and_falls() -> None:
 
 
 def test_a_loss_that_is_not_finite_is_named() -> None:
-    model = line()
+    class Broken(Sums):
+        def losses(self, model: nn.Module, epoch: int) -> Iterator[Tensor]:
+            return (loss * math.nan for loss in super().losses(model, epoch))
+
     with pytest.raises(NonFiniteLossError, match=r"The loss became nan in epoch 1; use a smaller `learning_rate`"):
-        fit(model, lambda epoch: [model(torch.ones(1, 3)).sum() * math.nan], lambda: scores(model), Recipe(3, 0.1))
+        trained(Recipe(3, 0.1), task=Broken())
 
 
 @pytest.mark.parametrize(
@@ -118,6 +121,9 @@ def test_recipes_that_make_no_sense_are_refused(options: dict[str, float], messa
 
 
 def test_scores_need_one_of_validation() -> None:
-    model = line()
+    class Blind(Sums):
+        def evaluate(self, model: nn.Module) -> dict[str, float]:
+            return {"test": 1.0}
+
     with pytest.raises(ConfigError, match=r"`evaluate` returned the scores \['test'\]"):
-        fit(model, lambda epoch: batches(model, epoch), lambda: {"test": 1.0}, Recipe(1, 0.1))
+        trained(Recipe(1, 0.1), task=Blind())

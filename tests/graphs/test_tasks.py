@@ -94,6 +94,13 @@ def test_each_part_of_the_split_may_see_a_graph_of_its_own() -> None:
     assert found == alone
 
 
+def test_scores_may_be_predicted_on_blocks_of_nodes() -> None:
+    data, model = graph(), Linear(2)
+    assert NodeTask(data, test_parts=3).evaluate(model) == NodeTask(data).evaluate(model)  # which sees no neighbours
+    assert [nodes for nodes, _ in model.seen] == [8, 8, 8, N]
+    assert sum(edges for _, edges in model.seen[:3]) < 200
+
+
 def test_random_parts_are_all_nodes_once() -> None:
     parts = random_parts(10, 3, torch.Generator().manual_seed(3))
     assert sorted(torch.cat(parts).tolist()) == list(range(10))

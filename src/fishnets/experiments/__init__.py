@@ -7,13 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from fishnets.experiments import (
+    arxiv,
+    arxiv_figures,
     gamma_figures,
     gamma_population,
     linear_figures,
     linear_scaling,
+    molhiv,
+    molhiv_figures,
     noisy_neighbourhoods,
     noisy_neighbourhoods_figures,
     protein_graph,
+    proteins,
+    proteins_figures,
     robustness,
     robustness_figures,
     saturation,
@@ -33,13 +39,19 @@ __all__ = [
     "Experiment",
     "Metric",
     "Record",
+    "arxiv",
+    "arxiv_figures",
     "gamma_figures",
     "gamma_population",
     "linear_figures",
     "linear_scaling",
+    "molhiv",
+    "molhiv_figures",
     "noisy_neighbourhoods",
     "noisy_neighbourhoods_figures",
     "protein_graph",
+    "proteins",
+    "proteins_figures",
     "read_record",
     "robustness",
     "robustness_figures",
@@ -93,5 +105,13 @@ EXPERIMENTS = {
     "string-yeast": Experiment(
         string_yeast.config_for, string_yeast.run, string_yeast_figures.draw, read=protein_graph.read_graph
     ),
+    "molhiv": Experiment(molhiv.config_for, molhiv.run, molhiv_figures.draw, read=molhiv.read_molecules),
     "yeast": Experiment(yeast.config_for, yeast.run, yeast_figures.draw, read=protein_graph.read_graph),
+    "arxiv": Experiment(arxiv.config_for, arxiv.run, arxiv_figures.draw, read=arxiv.read_graphs),
+    **{
+        study: Experiment(
+            partial(proteins.config_for, study=study), proteins.run, proteins_figures.draw, read=proteins.read_proteins
+        )
+        for study in proteins.STUDIES
+    },
 }

@@ -157,12 +157,11 @@ def stored_sets(
     return simulator(theta, torch.full((num_sets,), size, device=theta.device), generator), theta
 
 
-def expect_choices(preset: str, protocol: str) -> None:
+def expect_choices(preset: str, protocol: str, protocols: tuple[str, ...] = ("clean", "published")) -> None:
     """Raises :class:`ConfigError` unless both are known."""
-    if preset not in ("smoke", "quick", "paper") or protocol not in ("clean", "published"):
-        raise ConfigError(
-            f'preset "{preset}" with protocol "{protocol}": expected smoke, quick or paper, and clean or published.'
-        )
+    if preset not in ("smoke", "quick", "paper") or protocol not in protocols:
+        known = f"{', '.join(protocols[:-1])} or {protocols[-1]}"
+        raise ConfigError(f'preset "{preset}" with protocol "{protocol}": expected smoke, quick or paper, and {known}.')
 
 
 def expect_clean(preset: str, protocol: str, what: str) -> None:

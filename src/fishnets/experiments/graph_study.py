@@ -1,16 +1,18 @@
 """Studies of graph networks: learning rates tried on validation data, then runs over seeds.
 
 Every network of a study has the same budget: a short run at each learning rate, the best of which, on validation data,
-is used in the long runs. A long run is scored by the test data where it is best on validation data.
+is used in the long runs. A long run is scored by the test data where it is best on validation data. How long an epoch
+takes is measured in a run of its own, so that long runs may share a machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,18 +22,14 @@ from fishnets.experiments.parts import Parts
 from fishnets.experiments.records import Metric, metric
 from fishnets.inference.efficiency import mean_with_error
 
-__all__ = ["Curve", "GraphStudy", "Runs", "Task", "paired_difference", "spread"]
+if TYPE_CHECKING:
+    from fishnets.graphs.selection import Task
 
-MEASURES = ("test", "valid", "epochs_to_best", "seconds_to_best", "seconds_per_epoch", "last")
+__all__ = ["Curve", "GraphStudy", "Runs", "paired_difference", "spread"]
+
+MEASURES = ("test", "valid", "epochs_to_best", "last")
+TIMED = 10  # epochs
 LAST = 10  # evaluations, whose spread the paper reports
-
-
-class Task(Protocol):
-    """Losses of an epoch and scores of an evaluation."""
-
-    def losses(self, model: Any, epoch: int) -> Any: ...
-
-    def evaluate(self, model: Any) -> dict[str, float]: ...
 
 
 @dataclass(frozen=True)
@@ -50,13 +48,17 @@ class Runs:
 
     rate: float
     weights: int
+    seconds_per_epoch: float
     measures: dict[str, Tensor]
     curve: Curve
 
-    def metrics(self, label: str) -> dict[str, Metric]:
-        """All that is recorded of them; ``label`` says which network this is."""
-        found = {f"rocauc/{label}": spread(self.measures["test"]), f"valid/{label}": spread(self.measures["valid"])}
-        found |= {f"{name}/{label}": spread(self.measures[name]) for name in MEASURES[2:5]}
+    def metrics(self, label: str, score: str = "rocauc") -> dict[str, Metric]:
+        """All that is recorded of them; ``label`` says which network this is, ``score`` what test data measured."""
+        found = {f"{score}/{label}": spread(self.measures["test"]), f"valid/{label}": spread(self.measures["valid"])}
+        epochs = self.measures["epochs_to_best"]
+        found |= {f"epochs_to_best/{label}": spread(epochs)}
+        found |= {f"seconds_to_best/{label}": spread(self.seconds_per_epoch * epochs)}
+        found |= {f"seconds_per_epoch/{label}": Metric(self.seconds_per_epoch, 0.0)}
         found[f"last_evaluations/{label}"] = Metric(
             float(self.measures["last"].mean()), float(self.measures["last_spread"].mean())
         )
@@ -104,7 +106,7 @@ class GraphStudy:
         self,
         label: str,
         make: Callable[[], Any],
-        task: Task,
+        task: Task | Callable[[int], Task],
         short: Any,
         long: Any,
         rates: Sequence[float],
@@ -115,17 +117,21 @@ class GraphStudy:
         Args:
             label: Name of the network, in the names of its parts.
             make: Makes it, with PyTorch's global generator.
-            task: What it is trained for.
+            task: What it is trained for, or a seed to that, where it changes from seed to seed.
             short: Recipe of a short run.
             long: Recipe of a long run.
             rates: Learning rates to try; a single one is used untried.
             seeds: Seeds of the long runs; the first is also that of the short ones.
         """
-        rate = rates[0] if len(rates) == 1 else self.best_rate(label, make, task, short, rates, seeds[0])
-        found = [self.run(label, make, task, replace(long, learning_rate=rate), seed) for seed in seeds]
+        task_of = task if callable(task) else lambda _: task
+        rate = rates[0] if len(rates) == 1 else self.best_rate(label, make, task_of(seeds[0]), short, rates, seeds[0])
+        found = [self.run(label, make, task_of(seed), replace(long, learning_rate=rate), seed) for seed in seeds]
         measures = {name: torch.tensor([one[name].value for one in found], dtype=torch.float64) for name in MEASURES}
         measures["last_spread"] = torch.tensor([one["last"].error for one in found], dtype=torch.float64)
-        return Runs(rate, int(found[0]["weights"].value), measures, _curve(found[0]))
+        depends = self.depends | {"label": label, "timed": TIMED}
+        timed = partial(self._time, make, task_of(seeds[0]), replace(long, learning_rate=rate))
+        seconds = self.parts.measured(f"{_name(label)}-time", depends, timed)
+        return Runs(rate, int(found[0]["weights"].value), seconds["epoch"].value, measures, _curve(found[0]))
 
     def best_rate(
         self, label: str, make: Callable[[], Any], task: Task, recipe: Any, rates: Sequence[float], seed: int
@@ -144,26 +150,47 @@ class GraphStudy:
     def run(self, label: str, make: Callable[[], Any], task: Task, recipe: Any, seed: int) -> dict[str, Metric]:
         """What one run measured, now or before."""
         depends = self.depends | {"label": label, "recipe": asdict(recipe), "run": seed}
-        name = f"{label.replace('/', '-')}-{recipe.learning_rate:g}-{recipe.epochs}-{seed}"
-        return self.parts.measured(name, depends, lambda: self._measure(make, task, recipe, seed))
+        name = f"{_name(label)}-{recipe.learning_rate:g}-{recipe.epochs}-{seed}"
+        return self.parts.measured(name, depends, partial(self._measure, make, task, recipe, seed))
 
     def _measure(self, make: Callable[[], Any], task: Task, recipe: Any, seed: int) -> dict[str, Metric]:
         from fishnets.graphs.selection import fit
 
-        with torch.random.fork_rng(devices=[0] if self.device.startswith("cuda") else []):
-            torch.manual_seed(1_000 * self.seed + seed)  # of weights and dropout
+        with self._seeded(seed):
             model = make().to(self.device)
-            next(iter(task.losses(deepcopy(model), 0))).backward()  # loads what is needed, which is not training's time
-            curves = fit(model, lambda epoch: task.losses(model, epoch), lambda: task.evaluate(model), recipe)
+            curves = fit(model, task, recipe)
         last = torch.tensor(curves.scores["test"][-LAST:], dtype=torch.float64)
         found = {name: Metric(curves.at_best(name), 0.0) for name in ("test", "valid")}
-        found |= {name: Metric(float(getattr(curves, name)), 0.0) for name in MEASURES[2:5]}
+        found["epochs_to_best"] = Metric(float(curves.epochs_to_best), 0.0)
         found["last"] = spread(last)
         found["weights"] = Metric(float(sum(p.numel() for p in model.parameters())), 0.0)
         for i, epoch in enumerate(curves.epochs):
             found[f"curve/{epoch}/loss"] = Metric(curves.loss[i], 0.0)
             found |= {f"curve/{epoch}/{part}": Metric(curves.scores[part][i], 0.0) for part in ("valid", "test")}
         return found
+
+    def _time(self, make: Callable[[], Any], task: Task, recipe: Any) -> dict[str, Metric]:
+        """Seconds of an epoch of training, without evaluation, after some that load what is needed."""
+        from fishnets.graphs.selection import fit
+
+        with self._seeded(0):
+            model = make().to(self.device)
+            for epochs in (max(1, TIMED // 3), TIMED):
+                some = replace(recipe, epochs=epochs, every=epochs, patience=None, warm_up=0)
+                curves = fit(model, task, some)
+        return {"epoch": Metric(curves.seconds_per_epoch, 0.0)}
+
+    @contextmanager
+    def _seeded(self, seed: int) -> Iterator[None]:
+        """PyTorch's generators, of weights and dropout, as they were afterwards."""
+        with torch.random.fork_rng(devices=[0] if self.device.startswith("cuda") else []):
+            torch.manual_seed(1_000 * self.seed + seed)
+            yield
+
+
+def _name(label: str) -> str:
+    """A label in the name of a file."""
+    return label.replace("/", "-")
 
 
 def _curve(found: Mapping[str, Metric]) -> Curve:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from itertools import cycle
 from typing import Any
 
 from fishnets.experiments.graph_study import Runs
@@ -17,7 +18,7 @@ def curves_figure(panels: Mapping[str, Mapping[str, Runs]], score: str = "ROC-AU
     figure = new_figure(7.4, 2.3 * len(panels) + 0.4)
     axes = figure.subplots(len(panels), 2, squeeze=False)
     for row, (title, networks) in zip(axes, panels.items(), strict=True):
-        for (label, runs), colour in zip(networks.items(), COLOURS, strict=False):
+        for (label, runs), colour in zip(networks.items(), cycle(COLOURS), strict=False):
             curve = runs.curve
             row[0].plot(curve.epochs, curve.loss, color=colour, label=label, linewidth=1.2)
             row[1].plot(curve.epochs, curve.valid, color=colour, linewidth=1.2)
@@ -28,15 +29,16 @@ def curves_figure(panels: Mapping[str, Mapping[str, Runs]], score: str = "ROC-AU
     return figure
 
 
-def scores_figure(metrics: Mapping[str, Metric], labels: Sequence[str], groups: Sequence[str], score: str) -> Any:
-    """Test scores ``score/label/group`` with their spread over seeds, a row for each label, a panel for each group."""
-    figure = new_figure(3.7 * max(1, len(groups)), 1.1 + 0.35 * len(labels))
-    axes = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
-    for axis, group in zip(axes, groups, strict=True):
-        for row, (label, colour) in enumerate(zip(labels, COLOURS * len(labels), strict=False)):
-            entry = metrics.get(f"{score}/{label}/{group}")
-            if entry is not None:
-                axis.errorbar(entry.value, row, xerr=entry.error, color=colour, marker="o", markersize=5, capsize=2)
-        axis.set(xlabel=f"test {score}, {group}", yticks=range(len(labels)), yticklabels=labels)
+def scores_figure(panels: Mapping[str, Mapping[str, Metric]], score: str = "ROC-AUC") -> Any:
+    """Test scores with their spread over seeds, a panel for each title, a row for each network; crosses: the paper."""
+    rows = max(len(networks) for networks in panels.values())
+    figure = new_figure(3.7 * len(panels), 1.1 + 0.35 * rows)
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axis, (title, networks) in zip(axes, panels.items(), strict=True):
+        for row, (entry, colour) in enumerate(zip(networks.values(), cycle(COLOURS), strict=False)):
+            axis.errorbar(entry.value, row, xerr=entry.error, color=colour, marker="o", markersize=5, capsize=2)
+            if entry.paper is not None:
+                axis.plot(entry.paper, row, color=colour, marker="x", linestyle="none")
+        axis.set(xlabel=f"test {score}", title=title, yticks=range(len(networks)), yticklabels=list(networks))
     axes[0].invert_yaxis()
     return figure

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
-from fishnets.experiments.graph_pages import neighbourhoods_page, string_yeast_page, yeast_page
+from fishnets.experiments.graph_pages import (
+    arxiv_page,
+    molhiv_page,
+    neighbourhoods_page,
+    proteins_page,
+    string_yeast_page,
+    yeast_page,
+)
 from fishnets.experiments.records import Metric, Record, read_record
 from fishnets.experiments.report import MADE, comparison_table, facts_of, format_metric, markdown_table, records_of
 
@@ -272,7 +280,7 @@ def _loss_section(record: Record) -> list[str]:
 
 def main(root: str | Path) -> None:
     """Writes every page for which there is a record."""
-    pages = {
+    pages: dict[str, Callable[[str | Path], str]] = {
         "linear-scaling": linear_scaling_page,
         "gamma-population": lambda root: gamma_page(root, "gamma-population"),
         "gamma-censored": lambda root: gamma_page(root, "gamma-censored"),
@@ -282,6 +290,9 @@ def main(root: str | Path) -> None:
         "noisy-neighbourhoods": neighbourhoods_page,
         "string-yeast": string_yeast_page,
         "yeast": yeast_page,
+        "arxiv": arxiv_page,
+        "molhiv": molhiv_page,
+        **{name: partial(proteins_page, name=name) for name in ("proteins", "proteins-focus", "noisy-proteins")},
     }
     for name, page in pages.items():
         if any((Path(root) / name).glob("*.json")):

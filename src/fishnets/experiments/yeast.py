@@ -138,7 +138,7 @@ def graphs_of(config: Config, condition: str) -> dict[str, Any]:
     """The graph that training, validation and test nodes see; the same under *clean*."""
     data = config.table.data
     if condition == "clean":
-        return dict.fromkeys(REALISATIONS, data)
+        return dict.fromkeys(REALISATIONS, data.sort(sort_by_row=False))  # by target: aggregations read them in order
     from fishnets.graphs.noise import EdgeNoise
 
     noise, graphs = EdgeNoise(data), {}
@@ -146,7 +146,7 @@ def graphs_of(config: Config, condition: str) -> dict[str, Any]:
         generator = torch.Generator().manual_seed(1_000 * config.seed + stream)
         graphs[part] = noise.draw(law, generator)  # type: ignore[arg-type]
         graphs[part].x = graphs[part].x.log1p()
-    return graphs
+    return {part: graph.sort(sort_by_row=False) for part, graph in graphs.items()}
 
 
 def make_model(config: Config, graph: Any, method: str) -> Any:
@@ -163,12 +163,10 @@ def make_model(config: Config, graph: Any, method: str) -> Any:
 
 
 def _of_width(config: Config, graph: Any, method: str, hidden: int) -> Any:
-    from torch_geometric.utils import degree
-
     from fishnets.graphs import DeeperGCN, FishnetsAggregation
     from fishnets.graphs.pna import PNAAggregation
 
-    degrees = torch.bincount(degree(graph.edge_index[1].cpu(), graph.num_nodes, dtype=torch.long))
+    degrees = torch.bincount(torch.bincount(graph.edge_index[1].cpu(), minlength=graph.num_nodes))
     makers = {
         "fishnets": partial(FishnetsAggregation, num_params=config.num_params),
         "pna": partial(PNAAggregation, degrees=degrees),

@@ -18,5 +18,8 @@ def draw(result: Result, stem: Path) -> None:
         for condition in config.conditions
     }
     curves_figure(panels).savefig(stem.with_name(f"{stem.name}-curves.png"), dpi=150)
-    scores = scores_figure(result.metrics, config.methods, config.conditions, "rocauc")
-    scores.savefig(stem.with_name(f"{stem.name}-scores.png"), dpi=150)
+    scores = {
+        condition: {method: result.metrics[f"rocauc/{method}/{condition}"] for method in config.methods}
+        for condition in config.conditions
+    }
+    scores_figure(scores).savefig(stem.with_name(f"{stem.name}-scores.png"), dpi=150)

@@ -19,7 +19,7 @@ graph, which ``torch_geometric.loader.RandomNodeLoader`` draws.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -33,7 +33,7 @@ from torch_geometric.nn.resolver import aggregation_resolver
 
 from fishnets.errors import ConfigError, DataError, ShapeError, expect_last_dim, expect_positive
 
-__all__ = ["DeeperGCN"]
+__all__ = ["CategoryEncoder", "DeeperGCN"]
 
 NORMS = {"layer": nn.LayerNorm, "batch": nn.BatchNorm1d}
 
@@ -42,8 +42,8 @@ class DeeperGCN(nn.Module):
     """Deep residual graph network for nodes or, with ``pool``, for graphs.
 
     Args:
-        node_dim: Width of the nodes' features.
-        edge_dim: Width of the edges' features; None without them.
+        node_dim: Width of the nodes' features or, for categories, the number of values of each.
+        edge_dim: The same of the edges; None without features.
         num_outputs: Width of the output.
         hidden: Width of every layer.
         num_layers: Number of layers.
@@ -58,10 +58,12 @@ class DeeperGCN(nn.Module):
         mlp_layers: Number of linear layers after each aggregation, twice as wide in between.
         bias: Whether those have biases.
         one_hot: Number of species: their indicators, mapped linearly to as many numbers, join the nodes' features.
-        encode_edges: ``"once"``, or ``"each layer"`` to map the edges' features again in every layer.
+        encode_edges: ``"once"``, or ``"each layer"`` to map the edges' features again in every layer; categories are
+            then looked up anew in each.
         checkpointing: Whether to recompute two layers of three for gradients, which takes less memory and more time.
             Batch normalisation then counts a batch twice in its running statistics.
         pool: Aggregation of the nodes of a graph, by name or as a callable; None for an output per node.
+        last_activation: Whether the last normalisation is followed by ReLU; DeeperGCN for molecules has none.
 
     Example:
         >>> from fishnets.graphs import FishnetsAggregation
@@ -73,8 +75,8 @@ class DeeperGCN(nn.Module):
 
     def __init__(
         self,
-        node_dim: int,
-        edge_dim: int | None,
+        node_dim: int | Sequence[int],
+        edge_dim: int | Sequence[int] | None,
         num_outputs: int,
         *,
         hidden: int = 64,
@@ -91,11 +93,13 @@ class DeeperGCN(nn.Module):
         encode_edges: Literal["once", "each layer"] = "once",
         checkpointing: bool = False,
         pool: str | Callable[[int], Aggregation] | None = None,
+        last_activation: bool = True,
     ) -> None:
         super().__init__()
-        expect_positive(node_dim=node_dim, num_outputs=num_outputs, hidden=hidden, num_layers=num_layers)
-        expect_positive(mlp_layers=mlp_layers, edge_dim=1 if edge_dim is None else edge_dim)
+        expect_positive(num_outputs=num_outputs, hidden=hidden, num_layers=num_layers, mlp_layers=mlp_layers)
         expect_positive(one_hot=1 if one_hot is None else one_hot)
+        if one_hot is not None and not isinstance(node_dim, int):
+            raise ConfigError("`one_hot` joins features that are numbers, but `node_dim` says they are categories.")
         if norm not in NORMS:
             raise ConfigError(f'`norm` is {norm!r} but "layer" or "batch" was expected.')
         if encode_edges not in (("once",) if edge_dim is None else ("once", "each layer")):
@@ -105,16 +109,20 @@ class DeeperGCN(nn.Module):
             )
         if not 0 <= dropout < 1:
             raise ConfigError(f"`dropout` is {dropout} but a share in [0, 1) was expected.")
-        self.node_dim, self.edge_dim, self.one_hot, self.dropout = node_dim, edge_dim, one_hot, dropout
+        self.node_dim = _width("node_dim", node_dim)
+        self.edge_dim = None if edge_dim is None else _width("edge_dim", edge_dim)
+        self.one_hot, self.dropout, self.last_activation = one_hot, dropout, last_activation
         self.species_encoder = None if one_hot is None else nn.Linear(one_hot, one_hot)
-        self.node_encoder = nn.Linear(node_dim + (one_hot or 0), hidden)
-        self.edge_encoder = None if edge_dim is None else nn.Linear(edge_dim, hidden)
+        self.node_encoder = _encoder(node_dim if one_hot is None else node_dim + one_hot, hidden)  # type: ignore[operator]
+        by_layer = encode_edges == "each layer"
+        looked_up = by_layer and not isinstance(edge_dim, int)
+        self.edge_encoder = None if edge_dim is None or looked_up else _encoder(edge_dim, hidden)
         make = partial(_make, "aggregation", aggregation, hidden, temperature, learn_temperature)
         self.layers = nn.ModuleList()
         for i, aggr in enumerate(_repeat(make, num_layers, share_aggregation)):
             conv = GENConv(hidden, hidden, aggr, norm=norm, num_layers=mlp_layers, bias=bias)
-            if encode_edges == "each layer":
-                conv = _EdgeEncodingConv(conv, hidden)
+            if by_layer and edge_dim is not None:
+                conv = _EdgeEncodingConv(conv, _encoder(edge_dim if looked_up else hidden, hidden))
             block = {"block": "res+", "dropout": dropout, "ckpt_grad": checkpointing and i % 3 > 0}
             self.layers.append(DeepGCNLayer(conv, NORMS[norm](hidden), nn.ReLU(), **block))
         self.pool = None if pool is None else _make("pool", pool, hidden)
@@ -150,12 +158,13 @@ class DeeperGCN(nn.Module):
             known = functional.one_hot(species.long(), self.species_encoder.in_features).to(x)
             x = torch.cat([x, self.species_encoder(known)], dim=-1)
         x = self.node_encoder(x)
-        edge = None if self.edge_encoder is None else self.edge_encoder(edge_attr)
+        edge = edge_attr if self.edge_encoder is None else self.edge_encoder(edge_attr)
         first: Any = self.layers[0]
         x = first.conv(x, edge_index, edge)
         for layer in self.layers[1:]:
             x = layer(x, edge_index, edge)
-        x = functional.dropout(first.act(first.norm(x)), self.dropout, self.training)
+        x = first.act(first.norm(x)) if self.last_activation else first.norm(x)
+        x = functional.dropout(x, self.dropout, self.training)
         out: Tensor = self.output(x if self.pool is None else self.pool(x, batch))
         return out
 
@@ -179,12 +188,54 @@ class DeeperGCN(nn.Module):
                 )
 
 
+class CategoryEncoder(nn.Module):
+    """Adds up a learned vector for each of several categories.
+
+    Args:
+        sizes: Number of values of each category.
+        width: Width of the vectors.
+
+    Example:
+        >>> CategoryEncoder((3, 2), 4)(torch.tensor([[2, 0], [0, 1]])).shape
+        torch.Size([2, 4])
+    """
+
+    first: Tensor
+
+    def __init__(self, sizes: Sequence[int], width: int) -> None:
+        super().__init__()
+        self.sizes = tuple(sizes)
+        self.table = nn.Embedding(sum(sizes), width)
+        self.register_buffer("first", torch.tensor([0, *sizes[:-1]]).cumsum(0), persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws all vectors anew."""
+        start = 0
+        for size in self.sizes:  # each like a layer of its own
+            nn.init.xavier_uniform_(self.table.weight.data[start : start + size])
+            start += size
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Vectors (n, width) of rows of categories (n, number of categories)."""
+        if not torch.compiler.is_compiling() and not x.is_cuda:
+            limits = torch.tensor(self.sizes)
+            if bool(((x < 0) | (x >= limits)).any()):
+                column = int(((x < 0) | (x >= limits)).any(0).nonzero()[0])
+                raise DataError(
+                    f"Category {column} runs from {int(x[:, column].min())} to {int(x[:, column].max())} but 0 to "
+                    f"{self.sizes[column] - 1} was expected."
+                )
+        out: Tensor = functional.embedding_bag(x.long() + self.first, self.table.weight, mode="sum")
+        return out
+
+
 class _EdgeEncodingConv(nn.Module):
     """A convolution that maps the edges' features first, so that checkpointing does not keep them."""
 
-    def __init__(self, conv: nn.Module, width: int) -> None:
+    def __init__(self, conv: nn.Module, encoder: nn.Module) -> None:
         super().__init__()
-        self.conv, self.encoder = conv, nn.Linear(width, width)
+        self.conv, self.encoder = conv, encoder
 
     def reset_parameters(self) -> None:
         for child in self.children():
@@ -193,6 +244,20 @@ class _EdgeEncodingConv(nn.Module):
     def forward(self, x: Tensor, edge_index: Tensor, edge: Tensor) -> Tensor:
         out: Tensor = self.conv(x, edge_index, self.encoder(edge))
         return out
+
+
+def _width(name: str, sizes: int | Sequence[int]) -> int:
+    """Number of columns of features."""
+    widths = {name: sizes} if isinstance(sizes, int) else {f"{name}[{i}]": size for i, size in enumerate(sizes)}
+    expect_positive(**widths)
+    if not widths:
+        raise ConfigError(f"`{name}` has no categories; give the number of values of each.")
+    return sizes if isinstance(sizes, int) else len(sizes)
+
+
+def _encoder(sizes: int | Sequence[int], width: int) -> nn.Module:
+    """From features, or categories, to a width."""
+    return nn.Linear(sizes, width) if isinstance(sizes, int) else CategoryEncoder(sizes, width)
 
 
 def _make(knob: str, choice: object, width: int, temperature: float = 1.0, learn: bool | None = None) -> Aggregation:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from fishnets.errors import ConfigError, NonFiniteLossError, expect_positive
 
-__all__ = ["Curves", "Recipe", "fit"]
+__all__ = ["Curves", "Recipe", "Task", "fit"]
 
 
 @dataclass(frozen=True)
@@ -110,40 +110,48 @@ class Curves:
             self.scores.setdefault(name, []).append(float(value))
 
 
-def fit(
-    model: nn.Module,
-    losses: Callable[[int], Iterable[Tensor]],
-    evaluate: Callable[[], Mapping[str, float]],
-    recipe: Recipe,
-    checkpoint: Path | None = None,
-) -> Curves:
+class Task(Protocol):
+    """What a network is trained for; see :mod:`fishnets.graphs.tasks`."""
+
+    def losses(self, model: Any, epoch: int) -> Iterable[Tensor]:
+        """Losses of an epoch, counted from 0, each followed by an update: one for a full batch, several for parts of a
+        graph or batches of graphs, computed as they are asked for. What an epoch draws should depend on its number, or
+        on PyTorch's global generators, alone: training then continues as if it had not stopped."""
+        ...
+
+    def evaluate(self, model: Any) -> Mapping[str, float]:
+        """Scores by name; the larger ``"valid"``, the better."""
+        ...
+
+
+def fit(model: nn.Module, task: Task, recipe: Recipe, checkpoint: Path | None = None) -> Curves:
     """Trains a network with Adam, and leaves it with the weights that were best on validation data.
 
     Args:
         model: What is trained: in training mode for losses, in evaluation mode, without gradients, for scores.
-        losses: Number of the epoch, from 0, to its losses, each followed by an update: one for a full batch, several
-            for parts of a graph or batches of graphs, computed as they are asked for. What an epoch draws should depend
-            on its number, or on PyTorch's global generators, alone: training then continues as if it had not stopped.
-        evaluate: Scores by name; the larger ``"valid"``, the better.
-        recipe: How to train.
+        task: What for.
+        recipe: How.
         checkpoint: File in which training is kept at every evaluation, and from which it continues.
 
     Returns:
         The curves.
 
     Example:
+        >>> class Zero:
+        ...     def losses(self, model, epoch):
+        ...         yield model(torch.ones(1, 1)).square().sum()
+        ...     def evaluate(self, model):
+        ...         return {"valid": -float(model(torch.ones(1, 1)).square().sum())}
         >>> _ = torch.manual_seed(0)
-        >>> line = nn.Linear(1, 1)
-        >>> error = lambda: line(torch.ones(1, 1)).square().sum()
-        >>> curves = fit(line, lambda epoch: [error()], lambda: {"valid": -float(error())}, Recipe(100, 0.05, every=10))
+        >>> curves = fit(nn.Linear(1, 1), Zero(), Recipe(epochs=100, learning_rate=0.05, every=10))
         >>> curves.epochs_to_best, len(curves.loss)
         (100, 10)
     """
     training = _Training(model, recipe, checkpoint)
     while not training.done:
-        training.run_epoch(losses)
+        training.run_epoch(task)
         if training.epoch % recipe.every == 0 or training.epoch == recipe.epochs:
-            training.look(evaluate)
+            training.look(task)
     model.load_state_dict(training.best)
     model.eval()
     return training.curves
@@ -168,13 +176,13 @@ class _Training:
         waited = self.epoch - self.curves.epochs_to_best if self.curves.epochs else 0
         return self.epoch >= self.recipe.epochs or (self.recipe.patience is not None and waited >= self.recipe.patience)
 
-    def run_epoch(self, losses: Callable[[int], Iterable[Tensor]]) -> None:
+    def run_epoch(self, task: Task) -> None:
         """One epoch of updates."""
         began = self._now()
         for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.rate(self.epoch)
         self.model.train()
-        for loss in losses(self.epoch):
+        for loss in task.losses(self.model, self.epoch):
             self.optimizer.zero_grad(set_to_none=True)
             loss.backward()
             if self.recipe.clip is not None:
@@ -184,14 +192,14 @@ class _Training:
         self.epoch += 1
         self.seconds += self._now() - began
 
-    def look(self, evaluate: Callable[[], Mapping[str, float]]) -> None:
+    def look(self, task: Task) -> None:
         """Evaluates, remembers the best weights and writes the checkpoint."""
         loss = float(torch.stack(self.recent).mean())
         if not math.isfinite(loss):
             raise NonFiniteLossError(f"The loss became {loss} in epoch {self.epoch}; use a smaller `learning_rate`.")
         self.model.eval()
         with torch.no_grad():
-            scores = evaluate()
+            scores = task.evaluate(self.model)
         self.curves.add(self.epoch, self.seconds, loss, scores)
         self.recent = []
         if self.curves.best == len(self.curves.epochs) - 1:

@@ -6,7 +6,7 @@ stays on the device the data are on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -54,13 +54,14 @@ class NodeTask:
     """Labels of the nodes of one graph, by the whole of it or by random parts.
 
     Args:
-        graphs: A graph with ``x`` (N, f), ``edge_index`` (2, E), ``edge_attr`` or None, ``y`` (N, tasks) and masks of
-            training, validation and test nodes; or one for each of ``"train"``, ``"valid"`` and ``"test"``, the same
-            nodes with other features.
+        graphs: A graph with ``x`` (N, f), ``edge_index`` (2, E), ``edge_attr`` or None, ``y`` (N, tasks), masks of
+            training, validation and test nodes and, for networks that read it, ``species`` (N,); or one for each of
+            ``"train"``, ``"valid"`` and ``"test"``, the same nodes with other features.
         score: ``"rocauc"`` for labels of 0 and 1, ``"accuracy"`` for classes.
         parts: Number of random parts, drawn anew in each epoch, on which updates are made one after the other; edges
             between parts are left out. 1 for the whole graph.
-        seed: Seed of the parts.
+        test_parts: Number of parts, of consecutive nodes, on which scores are predicted. 1 for the whole graph.
+        seed: Seed of the random parts.
 
     Example:
         >>> from torch_geometric.data import Data
@@ -72,9 +73,14 @@ class NodeTask:
     """
 
     def __init__(
-        self, graphs: Data | Mapping[str, Data], score: Score = "rocauc", parts: int = 1, seed: int = 0
+        self,
+        graphs: Data | Mapping[str, Data],
+        score: Score = "rocauc",
+        parts: int = 1,
+        test_parts: int = 1,
+        seed: int = 0,
     ) -> None:
-        expect_positive(parts=parts)
+        expect_positive(parts=parts, test_parts=test_parts)
         self.graphs: Mapping[str, Data] = (
             graphs if isinstance(graphs, Mapping) else dict.fromkeys(("train", "valid", "test"), graphs)
         )
@@ -84,34 +90,46 @@ class NodeTask:
         for part, graph in self.graphs.items():
             if not bool(graph[f"{part}_mask"].any()):
                 raise DataError(f"No node is in the part {part!r} of the split.")
-        self.score, self.parts, self.seed = score, parts, seed
+        self.score, self.parts, self.test_parts, self.seed = score, parts, test_parts, seed
 
     def losses(self, model: nn.Module, epoch: int) -> Iterator[Tensor]:
         """Losses of the training nodes, one for each part that has some."""
         graph = self.graphs["train"]
-        if self.parts == 1:
-            yield self._part_loss(model, graph)
-            return
         generator = torch.Generator().manual_seed(1_000_003 * self.seed + epoch)
-        for nodes in random_parts(graph.num_nodes, self.parts, generator):
-            part = graph.subgraph(nodes.to(graph.edge_index.device).sort().values)
-            if bool(part.train_mask.any()):
-                yield self._part_loss(model, part)
-
-    def _part_loss(self, model: nn.Module, graph: Data) -> Tensor:
-        mask = graph.train_mask
-        return _loss(model(graph.x, graph.edge_index, graph.edge_attr)[mask], graph.y[mask], self.score)
+        parts = [graph] if self.parts == 1 else self._cut(graph, random_parts(graph.num_nodes, self.parts, generator))
+        for part in parts:
+            mask = part.train_mask
+            if bool(mask.any()):
+                yield _loss(self.predict(model, part)[mask], part.y[mask], self.score)
 
     @torch.no_grad()
     def evaluate(self, model: Any) -> dict[str, float]:
-        """Scores of validation and test nodes, each in the whole of its graph."""
+        """Scores of validation and test nodes."""
         valid, test = self.graphs["valid"], self.graphs["test"]
-        of_valid = model(valid.x, valid.edge_index, valid.edge_attr)
-        of_test = of_valid if test is valid else model(test.x, test.edge_index, test.edge_attr)
+        of_valid = self._whole(model, valid)
+        of_test = of_valid if test is valid else self._whole(model, test)
         return {
             part: _score(logits[graph[f"{part}_mask"]], graph.y[graph[f"{part}_mask"]], self.score)
             for part, graph, logits in (("valid", valid, of_valid), ("test", test, of_test))
         }
+
+    def predict(self, model: Any, graph: Data) -> Tensor:
+        """Logits (N, tasks) of the nodes of a graph, or of a part of one."""
+        more = {"species": graph.species} if "species" in graph else {}
+        logits: Tensor = model(graph.x, graph.edge_index, graph.edge_attr, **more)
+        return logits
+
+    def _whole(self, model: Any, graph: Data) -> Tensor:
+        """Logits of all nodes, part by part."""
+        if self.test_parts == 1:
+            return self.predict(model, graph)
+        blocks = torch.arange(graph.num_nodes).tensor_split(self.test_parts)
+        return torch.cat([self.predict(model, part) for part in self._cut(graph, blocks)])
+
+    def _cut(self, graph: Data, parts: Iterable[Tensor]) -> Iterator[Data]:
+        """The graphs of some nodes each, in the order of the nodes."""
+        for nodes in parts:
+            yield graph.subgraph(nodes.to(graph.edge_index.device).sort().values)
 
 
 class GraphTask:
@@ -136,14 +154,19 @@ class GraphTask:
         """Losses of batches of training graphs."""
         generator = torch.Generator().manual_seed(1_000_003 * self.seed + epoch)
         for batch in self.graphs.minibatches("train", self.batch_size, generator):
-            yield _loss(model(batch), batch.y, self.score)
+            yield _loss(self._predict(model, batch), batch.y, self.score)
 
     @torch.no_grad()
     def evaluate(self, model: Any) -> dict[str, float]:
         """Scores of validation and test graphs."""
         found = {}
         for part in ("valid", "test"):
-            batches = [(model(one), one.y) for one in self.graphs.minibatches(part, self.test_batch_size)]
+            some = self.graphs.minibatches(part, self.test_batch_size)
+            batches = [(self._predict(model, batch), batch.y) for batch in some]
             logits, label = (torch.cat(several) for several in zip(*batches, strict=True))
             found[part] = _score(logits, label, self.score)
         return found
+
+    def _predict(self, model: Any, batch: Data) -> Tensor:
+        logits: Tensor = model(batch.x, batch.edge_index, batch.edge_attr, batch.batch)
+        return logits

@@ -1,0 +1,192 @@
+"""Molhiv: which molecules inhibit HIV, from their atoms and bonds (ogbg-molhiv, the paper's Table 1).
+
+DeeperGCN's network of 7 layers with a softmax, whose temperature is learned, and networks of 3 layers with Fishnets:
+this library's default and the paper's form. All are 256 wide, look categories of atoms and of bonds up in tables of
+their own, and average the nodes of a molecule. Molecules are split by their scaffolds.
+
+Protocols:
+
+* *clean*: batches of 512 molecules, the same learning rates for every network, tried on validation molecules; scored by
+  test molecules where validation molecules are best, over seeds.
+* *published*: as the paper says: batches of 32, a dropout of 0.5, 150 epochs, Adam at 0.0001 for the softmax and at
+  0.00002 for Fishnets; one seed.
+* *original*: DeeperGCN's own recipe: batches of 32, a dropout of 0.2, 300 epochs, Adam at 0.0001.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fishnets.errors import ConfigError
+from fishnets.experiments.candidates import expect_choices
+from fishnets.experiments.graph_study import GraphStudy, Runs, paired_difference
+from fishnets.experiments.records import Metric
+
+__all__ = ["ATOMS", "BONDS", "MODELS", "Config", "Molecules", "Result", "config_for", "read_molecules", "run"]
+
+ATOMS = (119, 5, 12, 12, 10, 6, 6, 2, 2)  # values of OGB's categories of an atom, from its number to whether in a ring
+BONDS = (5, 6, 2)
+MODELS = ("fishnets-3", "fishnets-3-paper", "gcn-7")
+PAPER = {"fishnets-3-paper": 0.80, "gcn-7": 0.76}
+FISHNETS: dict[str, Any] = {"fishnets-3": "regression", "fishnets-3-paper": "paper"}  # forms of the aggregation
+
+
+@dataclass(frozen=True, eq=False)
+class Molecules:
+    """Molecules in OGB's layout, with the folder's name and a hash of their bonds and labels."""
+
+    name: str
+    sha256: str
+    graphs: Any
+
+    def to_dict(self) -> dict[str, Any]:
+        """What identifies the molecules, in plain JSON values."""
+        return {"name": self.name, "sha256": self.sha256, "num_graphs": len(self.graphs)}
+
+
+@dataclass(frozen=True)
+class Config:
+    """What to train on which molecules."""
+
+    preset: str
+    protocol: str
+    table: Molecules
+    models: tuple[str, ...] = MODELS
+    hidden: int = 256
+    num_params: int = 8
+    layers: int | None = None
+    dropout: float = 0.2
+    learning_rates: tuple[float, ...] = (3e-4, 1e-3)
+    tuning_epochs: int = 20
+    epochs: int = 100
+    patience: int | None = 40
+    batch_size: int = 512
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    seed: int = 0
+    device: str = "cpu"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; of the molecules, their name and hash."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "table"}
+        return fields | {"table": self.table.to_dict()}
+
+    def rates(self, model: str) -> tuple[float, ...]:
+        """Learning rates to try; as published, Fishnets have a smaller one."""
+        return (2e-5,) if self.protocol == "published" and model in FISHNETS else self.learning_rates
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """Metrics by name, and the runs of each network."""
+
+    config: Config
+    metrics: dict[str, Metric]
+    seconds: float
+    runs: dict[str, Runs]
+
+
+def read_molecules(folder: Path | None) -> Molecules:
+    """Reads ogbg-molhiv, or molecules in its layout, and says where that comes from where it is missing."""
+    if folder is None or not Path(folder).is_dir():
+        given = "no folder was given" if folder is None else f"there is no folder {folder}"
+        raise ConfigError(
+            f"This experiment needs ogbg-molhiv, but {given}. It is at https://ogb.stanford.edu "
+            "(http://snap.stanford.edu/ogb/data/graphproppred/csv_mol_download/hiv.zip, 3 MB): unpack it to a folder "
+            "named ogbg_molhiv and give `--data ogbg_molhiv`."
+        )
+    from fishnets.graphs.graph_datasets import read_graph_dataset
+
+    graphs = read_graph_dataset(folder)
+    parts = (graphs.edge_index, graphs.node_ptr, graphs.y)
+    digest = hashlib.sha256(b"".join(part.contiguous().numpy().tobytes() for part in parts)).hexdigest()
+    return Molecules(Path(folder).name, digest, graphs)
+
+
+def config_for(preset: str, protocol: str, seed: int = 0, device: str = "cpu", *, table: Molecules) -> Config:
+    """The config of a preset: ``"smoke"`` (seconds), ``"quick"`` (a CPU, an hour) or ``"paper"`` (a GPU)."""
+    expect_choices(preset, protocol, ("clean", "published", "original"))
+    config = Config(preset, protocol, table, seed=seed, device=device)
+    if protocol != "clean":
+        alone: dict[str, Any] = {"batch_size": 32, "learning_rates": (1e-4,), "patience": None, "seeds": (0,)}
+        alone |= {"dropout": 0.5, "epochs": 150} if protocol == "published" else {"dropout": 0.2, "epochs": 300}
+        config = replace(config, **alone)
+    if preset == "paper":
+        return config
+    few: dict[str, Any] = {"seeds": (0,), "learning_rates": config.learning_rates[-1:]}
+    if preset == "quick":
+        return replace(config, hidden=64, layers=3, epochs=5, tuning_epochs=2, batch_size=512, **few)
+    return replace(config, hidden=8, layers=2, num_params=2, epochs=2, tuning_epochs=1, batch_size=8, **few)
+
+
+def run(config: Config, checkpoints: Path | None = None, progress: bool | None = None) -> Result:
+    """Tunes, trains and tests every network.
+
+    Args:
+        config: What to do.
+        checkpoints: Folder for finished runs, from which an interrupted study continues.
+        progress: Unused.
+    """
+    study = study_of(config, checkpoints)
+    found = {name: runs_of(config, study, name) for name in config.models}
+    return Result(config, metrics_of(found), study.parts.seconds, found)
+
+
+def metrics_of(found: Mapping[str, Runs]) -> dict[str, Metric]:
+    """All that is recorded of the runs of some networks."""
+    metrics: dict[str, Metric] = {}
+    for name, runs in found.items():
+        metrics |= runs.metrics(name)
+        if name in PAPER:
+            metrics[f"rocauc/{name}"] = replace(metrics[f"rocauc/{name}"], paper=PAPER[name])
+        if name in FISHNETS and "gcn-7" in found:
+            metrics[f"difference/{name}-gcn-7"] = paired_difference(runs, found["gcn-7"])
+    return metrics
+
+
+def study_of(config: Config, checkpoints: Path | None) -> GraphStudy:
+    """The study of a config; its runs depend on everything but the choice of runs."""
+    choice = ("models", "learning_rates", "tuning_epochs", "epochs", "seeds", "patience")
+    depends = {name: value for name, value in config.to_dict().items() if name not in choice}
+    return GraphStudy(depends, checkpoints, config.seed, config.device)
+
+
+def runs_of(config: Config, study: GraphStudy, name: str) -> Runs:
+    """The runs of one network."""
+    from fishnets.graphs.selection import Recipe
+    from fishnets.graphs.tasks import GraphTask
+
+    graphs = config.table.graphs.to(config.device)
+    task = GraphTask(graphs, config.batch_size, seed=config.seed)
+    long = Recipe(config.epochs, 1.0, config.patience, clip=1.0 if config.protocol == "clean" else None)
+    short = replace(long, epochs=config.tuning_epochs)
+    make = partial(make_model, config, name)
+    return study.runs(name, make, task, short, long, config.rates(name), config.seeds)
+
+
+def make_model(config: Config, name: str) -> Any:
+    """A network by name."""
+    from fishnets.graphs import DeeperGCN, FishnetsAggregation
+
+    aggregation: Any = "softmax"
+    if name in FISHNETS:
+        aggregation = partial(FishnetsAggregation, num_params=config.num_params, form=FISHNETS[name])
+    return DeeperGCN(
+        ATOMS,
+        BONDS,
+        config.table.graphs.y.shape[1],
+        hidden=config.hidden,
+        num_layers=config.layers or (3 if name in FISHNETS else 7),
+        aggregation=aggregation,
+        norm="batch",
+        dropout=config.dropout,
+        mlp_layers=1,
+        bias=True,
+        encode_edges="each layer",
+        pool="mean",
+        last_activation=False,
+    )

@@ -1,0 +1,238 @@
+"""Proteins: the paper's networks by name, on ogbn-proteins or a graph in its layout.
+
+Three studies, which differ in their networks and their edges:
+
+* ``proteins`` (Table 1): 112, 8 and 16 layers that know the species; it needs ogbn-proteins itself.
+* ``proteins-focus`` (Table 4): five networks of 14 to 28 layers, without species.
+* ``noisy-proteins`` (Table 4): two networks on edges that were measured by counting (:mod:`fishnets.graphs.noise`).
+
+Protocols:
+
+* *clean*: the whole graph at once, the same learning rates for every network, tried on validation nodes; scored by test
+  nodes where validation nodes are best, over seeds. Noisy edges are measured once for both directions, training,
+  validation and test nodes have a realisation each that stays, and nodes sum them over the whole graph.
+* *published*: as the authors' code does. 40 random parts, one learning rate, one seed, dropout in the first epoch
+  alone; predictions on 5 blocks of nodes, or 10 for the large Fishnets; the mean of test scores over the last ten
+  evaluations. Noisy edges are measured anew in every part, each direction on its own, and nodes sum what is in their
+  part; validation nodes are tested as test nodes are.
+* *original*: DeeperGCN's own recipe: 10 random parts, Adam at 0.001, scored where validation nodes are best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fishnets.errors import ConfigError, DataError
+from fishnets.experiments.candidates import expect_choices
+from fishnets.experiments.graph_study import GraphStudy, Runs
+from fishnets.experiments.protein_graph import ProteinGraph
+from fishnets.experiments.records import Metric
+
+__all__ = ["PAPER", "STUDIES", "Config", "Result", "config_for", "run"]
+
+STUDIES: dict[str, tuple[str, ...]] = {
+    "proteins": ("fishnets-16", "fishnets-8", "gcn-112", "dyresgen-112"),
+    "proteins-focus": ("fishnets-20", "fishnets-16-focus", "fishnets-small", "gcn-28", "gcn-small"),
+    "noisy-proteins": ("noisy-fishnets-20", "noisy-gcn-28"),
+}
+PAPER = {  # test ROC-AUC on ogbn-proteins and its spread: over seeds for DeeperGCN's own, else over the last epochs
+    "fishnets-16": (0.8444, 0.0018),
+    "fishnets-8": (0.8410, 0.0013),
+    "gcn-112": (0.8425, 0.0018),
+    "dyresgen-112": (0.8580, 0.0017),
+    "fishnets-20": (0.8110, 0.0021),
+    "fishnets-16-focus": (0.7963, 0.0059),
+    "fishnets-small": (0.7929, 0.0045),
+    "gcn-28": (0.7951, 0.0059),
+    "gcn-small": (0.7731, 0.0052),
+    "noisy-fishnets-20": (0.7198, 0.0109),
+    "noisy-gcn-28": (0.6471, 0.0090),
+}
+LARGE = ("fishnets-20", "fishnets-16-focus", "noisy-fishnets-20")  # predicted on twice as many blocks, as published
+
+
+@dataclass(frozen=True)
+class Config:
+    """What to train on which graph."""
+
+    preset: str
+    protocol: str
+    study: str
+    table: ProteinGraph
+    models: tuple[str, ...]
+    changes: tuple[tuple[str, int], ...] = ()
+    learning_rates: tuple[float, ...] = (1e-3, 3e-3)
+    tuning_epochs: int = 100
+    epochs: int = 400
+    patience: int | None = None
+    every: int = 5
+    parts: int = 1
+    blocks: int = 1
+    seeds: tuple[int, ...] = (0, 1, 2)
+    seed: int = 0
+    device: str = "cpu"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; of the graph, its name and hash."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "table"}
+        return fields | {"table": self.table.to_dict()}
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """Metrics by name, and the runs of each network."""
+
+    config: Config
+    metrics: dict[str, Metric]
+    seconds: float
+    runs: dict[str, Runs]
+
+
+def config_for(
+    preset: str,
+    protocol: str,
+    seed: int = 0,
+    device: str = "cpu",
+    *,
+    table: ProteinGraph,
+    study: str = "proteins-focus",
+) -> Config:
+    """The config of a preset: ``"smoke"`` (seconds), ``"quick"`` (a CPU) or ``"paper"`` (a GPU)."""
+    expect_choices(preset, protocol, ("clean", "published", "original"))
+    config = Config(preset, protocol, study, table, STUDIES[study], seed=seed, device=device)
+    if protocol == "published":
+        rate = 1e-4 if study == "noisy-proteins" else 1e-3
+        config = replace(config, parts=40, blocks=5, learning_rates=(rate,), epochs=1_000, patience=250, seeds=(0,))
+    if protocol == "original":
+        config = replace(config, parts=10, blocks=5, learning_rates=(1e-3,), epochs=1_000, every=5)
+    if preset == "paper":
+        return config
+    few: dict[str, Any] = {"seeds": (0,), "learning_rates": config.learning_rates[:1]}
+    if preset == "quick":
+        few |= {"epochs": 20, "tuning_epochs": 5, "parts": min(4, config.parts)}
+        return replace(config, changes=(("num_layers", 3),), **few)
+    few |= {"epochs": 4, "tuning_epochs": 2, "every": 2, "parts": min(2, config.parts), "blocks": min(2, config.blocks)}
+    return replace(config, changes=(("num_layers", 2), ("hidden", 8)), **few)
+
+
+def run(config: Config, checkpoints: Path | None = None, progress: bool | None = None) -> Result:
+    """Tunes, trains and tests every network.
+
+    Args:
+        config: What to do.
+        checkpoints: Folder for finished runs, from which an interrupted study continues.
+        progress: Unused.
+    """
+    study = study_of(config, checkpoints)
+    found = {name: runs_of(config, study, name) for name in config.models}
+    metrics: dict[str, Metric] = {}
+    for name, runs in found.items():
+        metrics |= runs.metrics(name)
+        score = metrics["last_evaluations/" + name] if config.protocol == "published" else metrics["rocauc/" + name]
+        metrics["rocauc/" + name] = replace(score, paper=PAPER[name][0])
+    return Result(config, metrics, study.parts.seconds, found)
+
+
+def study_of(config: Config, checkpoints: Path | None) -> GraphStudy:
+    """The study of a config; its runs depend on everything but the choice of runs."""
+    choice = ("models", "learning_rates", "tuning_epochs", "epochs", "seeds", "patience")
+    depends = {name: value for name, value in config.to_dict().items() if name not in choice}
+    return GraphStudy(depends, checkpoints, config.seed, config.device)
+
+
+def runs_of(config: Config, study: GraphStudy, name: str) -> Runs:
+    """The runs of one network."""
+    from fishnets.graphs.selection import Recipe
+
+    task = task_of(config, name)
+    careful = config.protocol == "clean"
+    warm_up = config.epochs // 50 if careful else 0
+    long = Recipe(
+        config.epochs, 1.0, config.patience, config.every, warm_up, decay=careful, clip=1.0 if careful else None
+    )
+    short = replace(long, epochs=config.tuning_epochs, warm_up=min(warm_up, config.tuning_epochs))
+    make = partial(_make_model, config, name, task.graphs["train"])
+    return study.runs(name, make, task, short, long, config.learning_rates, config.seeds)
+
+
+def _make_model(config: Config, name: str, graph: Any) -> Any:
+    from fishnets.graphs import paper_model
+
+    return paper_model(name, **dict(config.changes), num_outputs=graph.y.shape[1])
+
+
+def task_of(config: Config, name: str) -> Any:
+    """What a network is trained for under the protocol."""
+    from fishnets.graphs.datasets import sum_of_edges
+    from fishnets.graphs.noise import EdgeNoise
+    from fishnets.graphs.tasks import NodeTask
+
+    data = config.table.data.clone()
+    if config.study == "proteins":
+        if "node_species" not in data:
+            raise DataError(
+                f"`{config.table.name}` says nothing about species, which the networks of Table 1 read: a file "
+                "raw/node_species.csv.gz, as ogbn-proteins has it, was expected."
+            )
+        data.species = torch.unique(data.node_species, return_inverse=True)[1].flatten()
+    blocks = config.blocks * (2 if name in LARGE and config.blocks > 1 and config.protocol == "published" else 1)
+    if config.protocol == "published":
+        data.x = sum_of_edges(data)
+        return _published_task(data.to(config.device), config, blocks, config.study == "noisy-proteins")
+    graphs = dict.fromkeys(("train", "valid", "test"), data)
+    if config.study == "noisy-proteins":
+        noise = EdgeNoise(data)
+        for part, (law, stream) in {"train": ("train", 1), "valid": ("train", 2), "test": ("test", 3)}.items():
+            generator = torch.Generator().manual_seed(1_000 * config.seed + stream)
+            graphs[part] = noise.draw(law, generator)  # type: ignore[arg-type]
+            graphs[part].x = graphs[part].x.log1p()
+    # edges by target, as aggregations read them fastest
+    moved = {part: graph.sort(sort_by_row=False).to(config.device) for part, graph in graphs.items()}
+    return NodeTask(moved, parts=config.parts, test_parts=blocks, seed=config.seed)
+
+
+def _published_task(graph: Any, config: Config, blocks: int, noisy: bool) -> Any:
+    """Training and tests as the authors' code does them."""
+    from fishnets.graphs.noise import EdgeNoise
+    from fishnets.graphs.tasks import NodeTask
+
+    class Published(NodeTask):
+        def losses(self, model: Any, epoch: int) -> Iterator[Tensor]:
+            if epoch > 0:
+                model.eval()  # the code never goes back to training mode: dropout is active in the first epoch alone
+            self.law = "train"
+            return super().losses(model, epoch)
+
+        def evaluate(self, model: Any) -> dict[str, float]:
+            self.law = "test"
+            return super().evaluate(model)
+
+        def predict(self, model: Any, graph: Any) -> Tensor:
+            if noisy:  # measured anew in every part, whose nodes sum what is in it
+                seeds = torch.Generator().manual_seed(int(torch.randint(2**31, ())))
+                noise = EdgeNoise(graph.cpu(), published=True)
+                graph = noise.draw(self.law, seeds).to(config.device)  # type: ignore[arg-type]
+            return super().predict(model, graph)
+
+    return Published(graph, parts=config.parts, test_parts=blocks, seed=config.seed)
+
+
+def read_proteins(folder: Path | None) -> ProteinGraph:
+    """Reads a graph in the layout of ogbn-proteins, and says where that comes from where it is missing."""
+    from fishnets.experiments.protein_graph import read_graph
+
+    if folder is None or not Path(folder).is_dir():
+        given = "no folder was given" if folder is None else f"there is no folder {folder}"
+        raise ConfigError(
+            f"This experiment needs a graph in the layout of ogbn-proteins, but {given}. ogbn-proteins is at "
+            "https://ogb.stanford.edu (http://snap.stanford.edu/ogb/data/nodeproppred/proteins.zip, 0.2 GB): unpack it "
+            "to a folder named ogbn_proteins and give `--data ogbn_proteins`."
+        )
+    return read_graph(folder)

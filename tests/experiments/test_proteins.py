@@ -1,0 +1,121 @@
+"""Studies of proteins: the paper's networks under each protocol, what differs between them, pages and errors."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.graphs.folders import protein_folder
+
+from fishnets.errors import ConfigError, DataError
+from fishnets.experiments import EXPERIMENTS
+from fishnets.experiments.graph_pages import proteins_page
+from fishnets.experiments.protein_graph import ProteinGraph
+from fishnets.experiments.proteins import PAPER, STUDIES, config_for, read_proteins, run, task_of
+from fishnets.experiments.records import Record, versions, write_record
+from fishnets.graphs import PAPER_MODELS
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> ProteinGraph:
+    return read_proteins(protein_folder(tmp_path_factory.mktemp("data")))
+
+
+@pytest.mark.parametrize("protocol", ["clean", "published", "original"])
+@pytest.mark.parametrize("study", ["proteins-focus", "noisy-proteins"])
+def test_every_study_runs_and_is_reported(graph: ProteinGraph, study: str, protocol: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    config = config_for("smoke", protocol, table=graph, study=study)
+    config = replace(config, models=config.models[-2:])
+    result = run(config, tmp_path / "parts")
+    for name in config.models:
+        score = result.metrics[f"rocauc/{name}"]
+        assert 0 <= score.value <= 1
+        assert score.paper == PAPER[name][0]
+    assert run(config, tmp_path / "parts").metrics == result.metrics
+    fields = (versions(), "cpu", result.seconds, result.metrics)
+    path = write_record(Record(study, "smoke", protocol, "fishnets", config.to_dict(), [0], *fields), tmp_path)
+    EXPERIMENTS[study].draw(result, path.with_suffix(""))
+    page = proteins_page(tmp_path, study)
+    assert f"smoke-{protocol}-cpu-curves.png" in page
+    assert all(f"| {name} |" in page for name in config.models)
+
+
+def test_networks_are_those_of_the_paper() -> None:
+    for study in STUDIES.values():
+        assert set(study) <= set(PAPER_MODELS)
+        assert set(study) <= set(PAPER)
+
+
+def test_the_published_score_is_that_of_the_last_evaluations(graph: ProteinGraph) -> None:
+    config = replace(config_for("smoke", "published", table=graph), models=("gcn-small",))
+    result = run(config)
+    curve = torch.tensor(result.runs["gcn-small"].curve.test, dtype=torch.float64)
+    assert result.metrics["rocauc/gcn-small"].value == pytest.approx(float(curve[-10:].mean()))
+    careful = run(replace(config, protocol="original"))
+    assert careful.metrics["rocauc/gcn-small"].value in careful.runs["gcn-small"].curve.test
+
+
+def test_protocols_differ_as_they_say(graph: ProteinGraph) -> None:
+    paper = {name: config_for("paper", name, table=graph) for name in ("clean", "published", "original")}
+    shapes = [(one.parts, one.blocks, len(one.learning_rates)) for one in paper.values()]
+    assert shapes == [(1, 1, 2), (40, 5, 1), (10, 5, 1)]
+    tasks = {name: task_of(paper["published"], name) for name in ("gcn-28", "fishnets-20", "fishnets-small")}
+    assert [task.test_parts for task in tasks.values()] == [5, 10, 5]  # the compared networks see different graphs
+    assert task_of(paper["clean"], "fishnets-20").test_parts == 1
+    noisy = config_for("paper", "published", table=graph, study="noisy-proteins")
+    assert noisy.learning_rates == (1e-4,)
+    fields: dict[str, Any] = json.loads(json.dumps(noisy.to_dict()))
+    assert fields["study"] == "noisy-proteins"
+
+
+def test_the_published_noise_is_drawn_anew_in_every_part(graph: ProteinGraph) -> None:
+    seen = []
+
+    def model(x: torch.Tensor, edge_index: torch.Tensor, edge_attr: torch.Tensor) -> torch.Tensor:
+        seen.append((x, edge_attr))
+        total = torch.zeros(len(x), 9).index_add(0, edge_index[1], edge_attr)
+        torch.testing.assert_close(x, total)  # of the part alone
+        return x[:, :3].requires_grad_()
+
+    config = config_for("smoke", "published", table=graph, study="noisy-proteins")
+    task = task_of(replace(config, parts=1, blocks=1), "noisy-gcn-28")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        task.evaluate(model)
+        task.evaluate(model)
+    assert not torch.equal(seen[0][1], seen[1][1])
+    trials = 200 * seen[0][1][:, -1]
+    assert bool(((trials < 50) | (trials > 169)).all())  # validation nodes too are under the law of tests
+
+
+def test_dropout_is_active_in_the_first_published_epoch_alone(graph: ProteinGraph) -> None:
+    from fishnets.graphs import paper_model
+
+    task = task_of(config_for("smoke", "published", table=graph), "gcn-small")
+    with torch.random.fork_rng():
+        model = paper_model("gcn-small", num_layers=1, num_outputs=3)
+        modes = []
+        for epoch in range(2):
+            model.train()
+            next(iter(task.losses(model, epoch)))
+            modes.append(model.training)
+    assert modes == [True, False]
+
+
+def test_species_are_needed_for_table_1(graph: ProteinGraph) -> None:
+    with pytest.raises(DataError, match="says nothing about species"):
+        run(config_for("smoke", "clean", table=graph, study="proteins"))
+
+
+def test_missing_data_say_where_they_come_from(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no folder was given\. ogbn-proteins is at https://ogb\.stanford\.edu"):
+        read_proteins(None)
+    with pytest.raises(ConfigError, match=r"there is no folder .*nowhere"):
+        read_proteins(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match="expected smoke, quick or paper, and clean, published or original"):
+        config_for("paper", "other", table=None)  # type: ignore[arg-type]

@@ -103,6 +103,7 @@ def eager_operation(
             remember(ctx, inputs, outputs)
             return outputs
 
+    Operation.__name__ = compute.__module__.split(".")[-2:][0]  # the folder, as profiles and graphs show it
     Operation.backward = staticmethod(backward)  # type: ignore[method-assign]
     return Operation.apply
 

@@ -6,20 +6,22 @@ it, and makes the host wait for a GPU. The last few findings are kept.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Hashable
-from functools import partial
-from typing import Any, TypeVar
+from functools import partial, wraps
+from typing import Any, ParamSpec, TypeVar
 
 from torch import Tensor
 
 from fishnets.ops.dispatch import transforms_active
 
-__all__ = ["remembered"]
+__all__ = ["remembered", "unremembered"]
 
 REMEMBERED = 32
 
 Found = TypeVar("Found")
+P = ParamSpec("P")
 
 
 def remembered(tensor: Tensor, what: Hashable, find: Callable[[], Found]) -> Found:
@@ -38,7 +40,7 @@ def remembered(tensor: Tensor, what: Hashable, find: Callable[[], Found]) -> Fou
         >>> remembered(index, "largest", lambda: 1 / 0)
         2
     """
-    if tensor.is_inference() or transforms_active():  # has no version, or no memory
+    if tensor.is_inference() or transforms_active() or getattr(_THREAD, "forgets", False):  # no version, or no memory
         return find()
     owner = tensor if tensor._base is None else tensor._base
     view = (tensor.storage_offset(), tensor.stride(), tensor.shape)
@@ -47,14 +49,41 @@ def remembered(tensor: Tensor, what: Hashable, find: Callable[[], Found]) -> Fou
     if known is None or known[0]() is None:
         known = (weakref.ref(owner, partial(_forget, key)), find())
         while len(_MEMORY) >= REMEMBERED:
-            _MEMORY.pop(next(iter(_MEMORY)))
+            _MEMORY.pop(next(iter(list(_MEMORY)), None), None)
         _MEMORY[key] = known
     found: Found = known[1]
     return found
 
 
+def unremembered(function: Callable[P, Found]) -> Callable[P, Found]:
+    """The same function, in which nothing is remembered.
+
+    Compiled code writes new numbers into tensors that it has used before, and their version stays as it was.
+
+    Example:
+        >>> import torch
+        >>> index = torch.tensor([1])
+        >>> ask = unremembered(lambda: remembered(index, "smallest", lambda: next(answers)))
+        >>> answers = iter([1, 2])
+        >>> ask(), ask()
+        (1, 2)
+    """
+
+    @wraps(function)
+    def forgetful(*args: P.args, **kwargs: P.kwargs) -> Found:
+        before = getattr(_THREAD, "forgets", False)
+        _THREAD.forgets = True
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _THREAD.forgets = before
+
+    return forgetful
+
+
 _MEMORY: dict[Hashable, tuple[weakref.ref[Tensor], Any]] = {}
+_THREAD = threading.local()
 
 
-def _forget(key: Hashable, _: object) -> None:
-    _MEMORY.pop(key, None)
+def _forget(key: Hashable, _: object, memory: dict[Hashable, Any] = _MEMORY) -> None:
+    memory.pop(key, None)

@@ -79,7 +79,7 @@ def owners(ptr: Tensor, num_rows: int, order: Tensor | None = None) -> Tensor:
     rows = order
 
     def by_row() -> tuple[Tensor, Tensor]:  # `found` beside it: while that is kept, no other tensor has its identity
-        return found, torch.empty_like(found).scatter_(0, rows, found)
+        return found, torch.zeros_like(found).scatter_(0, rows, found)
 
     return remembered(rows, ("owners", id(found)), by_row)[1]
 

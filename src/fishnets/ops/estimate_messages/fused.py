@@ -27,6 +27,7 @@ from torch import Tensor
 from fishnets.algebra.packing import packed_size
 from fishnets.ops.dispatch import eager_operation, transforms_active
 from fishnets.ops.estimate_messages import fused_cpu, fused_triton, reference
+from fishnets.ops.memory import unremembered
 from fishnets.ops.segment_information import ScoreForm
 
 __all__ = ["drawback", "estimate_messages", "obstacle", "outputs_obstacle"]
@@ -86,7 +87,7 @@ def _compute(
     return found
 
 
-_forward = torch.library.custom_op("fishnets::estimate_messages", _compute, mutates_args=())
+_forward = torch.library.custom_op("fishnets::estimate_messages", unremembered(_compute), mutates_args=())
 
 
 @_forward.register_fake
@@ -127,7 +128,9 @@ def _compute_gradients(
     return found
 
 
-_gradients = torch.library.custom_op("fishnets::estimate_messages_backward", _compute_gradients, mutates_args=())
+_gradients = torch.library.custom_op(
+    "fishnets::estimate_messages_backward", unremembered(_compute_gradients), mutates_args=()
+)
 
 
 @_gradients.register_fake
@@ -145,8 +148,10 @@ def _(
     form: str,
     need_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    turned = rows.is_cuda and lin is None
-    grad_rows = torch.empty_like(rows.mT.contiguous()).mT if turned else torch.empty_like(rows)
+    if rows.is_cuda:
+        grad_rows = rows.new_empty(rows.shape[::-1]).mT if lin is None else rows.new_empty(rows.shape)
+    else:
+        grad_rows = torch.empty_like(rows)
     layer = features.new_empty(0) if lin is None else torch.empty_like(lin)
     weights = features.new_empty(rows.shape[0] if need_weight else 0)
     return grad_rows, layer, torch.empty_like(bias), torch.empty_like(prior), weights
@@ -154,11 +159,14 @@ def _(
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     *tensors, ctx.form = inputs
+    ctx.set_materialize_grads(False)  # there is none of the sums
     ctx.save_for_backward(*tensors, *output)
     ctx.mark_non_differentiable(output[1])
 
 
-def _backward(gradients: Callable[..., Any], ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(gradients: Callable[..., Any], ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    if grad is None:
+        return (None,) * 8
     rows, lin, bias, prior, ptr, weight, order, *kept = ctx.saved_tensors
     need_weight = bool(ctx.needs_input_grad[5])
     found: list[Any]

@@ -37,6 +37,8 @@ def obstacle(x: Tensor, lin: Tensor, num_params: int) -> str | None:
 
 def drawback(x: Tensor, lin: Tensor) -> str | None:
     """Why a separate layer is faster, or None where it is not."""
+    if torch.compiler.is_compiling():  # a choice by size would hold for that size alone
+        return None
     few = x.shape[0] * lin.shape[0] < FEW_OUTPUTS
     return f"a separate layer is faster on a CPU for fewer than {FEW_OUTPUTS:,} outputs" if few else None
 

@@ -68,7 +68,7 @@ def forward(
     from fishnets.ops.estimate_messages import kernels_triton as kernels
 
     p, num_groups = len(prior), len(ptr) - 1
-    weight, order, bias = dense(weight), dense(order), bias.contiguous()
+    weight, order, bias, prior = dense(weight), dense(order), bias.contiguous(), prior.contiguous()
     features = rows.new_empty((num_groups, 2 * p), dtype=torch.float32)
     if lin is None:
         total = segments.forward(rows.unsqueeze(0), p, ptr, "full", form, weight, order, bias)[0].mT
@@ -134,7 +134,7 @@ def backward(
     from fishnets.ops.estimate_messages import kernels_triton as kernels
 
     num_groups, p = len(features), len(prior)
-    weight, order, bias = dense(weight), dense(order), bias.contiguous()
+    weight, order, bias, prior = dense(weight), dense(order), bias.contiguous(), prior.contiguous()
     node, grad_weight = features.new_empty((3 * p, num_groups)), features.new_empty(len(rows) if need_weight else 0)
     grad_prior = features.new_empty((-(-num_groups // LANES), p))
     if num_groups:
@@ -185,6 +185,7 @@ def _messages_backward(
     from fishnets.ops.estimate_messages import kernels_triton as kernels
 
     (num_rows, channels), num_outputs = x.shape, len(lin)
+    grad_lin, grad_bias = torch.empty_like(lin), torch.empty_like(bias)  # of their own: an operation returns no views
     x, lin, grad_x = x.contiguous(), lin.contiguous(), torch.empty(x.shape, dtype=x.dtype, device=x.device)
     num_chunks = max(1, -(-num_rows * num_outputs // CHUNK))
     stride = max(1, -(-num_rows // (num_chunks * TILE))) * TILE
@@ -193,7 +194,7 @@ def _messages_backward(
     padded, wide = -(-num_outputs // 16) * 16, options["CP"]
     precision = "tf32" if x.dtype == torch.bfloat16 else options["PRECISION"]
     product = {"KP": padded, "C": channels, "CP": wide, "PRECISION": precision, "M": 32, "num_warps": wide // 16}
-    # as many programs as fit on the GPU at once, by their registers
+    # as many programs of 64 channels as fit on the GPU at once, by their registers
     programs = (3 if padded <= 48 else 2) * num_multiprocessors(x.device)
     parts = node.new_empty((programs, padded * wide + padded))
     given = (node, x, weight, lin, bias, group, columns, grad_weight, node.shape[1])
@@ -210,8 +211,9 @@ def _messages_backward(
         else:
             place.copy_(gradients @ lin.to(columns))
     total = parts.sum(0) if num_rows else parts.new_zeros(parts.shape[1])
-    grad_lin = total[: padded * wide].view(padded, wide)[:num_outputs, :channels]
-    return grad_x, grad_lin.to(lin), total[padded * wide :][:num_outputs].to(bias)
+    grad_lin.copy_(total[: padded * wide].view(padded, wide)[:num_outputs, :channels])
+    grad_bias.copy_(total[padded * wide :][:num_outputs])
+    return grad_x, grad_lin, grad_bias
 
 
 def _options(x: Tensor, lin: Tensor, num_params: int, form: str, weight: Tensor | None) -> dict[str, Any]:

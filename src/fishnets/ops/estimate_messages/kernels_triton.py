@@ -22,6 +22,7 @@ from fishnets.ops.segment_information.kernels_triton import (
     _load,
     _packed,
     _scaled,
+    _slope,
     _store_sums,
     _times,
     _transposed_times,
@@ -227,7 +228,7 @@ def outputs_backward(
             entry = L[_packed(i, k)]
             value = 2.0 * h[i] * entry - towards[i] * behind[k] - z[i] * v[k]
             if i == k:
-                value = value * (1.0 - tl.exp(-entry))  # the slope of softplus
+                value = value * _slope(entry)
             tl.store(spot + _wide(P + _packed(i, k)) * stride, (scale * value).to(kind), mask=live)
 
 

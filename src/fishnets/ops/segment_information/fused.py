@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fishnets.algebra.packing import packed_size
 from fishnets.ops.dispatch import eager_operation, transforms_active
+from fishnets.ops.memory import unremembered
 from fishnets.ops.segment_information import fused_cpu, fused_triton, reference
 
 __all__ = ["obstacle", "sum_information"]
@@ -67,7 +68,7 @@ def _compute(
     return total
 
 
-_forward = torch.library.custom_op("fishnets::segment_information", _compute, mutates_args=())
+_forward = torch.library.custom_op("fishnets::segment_information", unremembered(_compute), mutates_args=())
 
 
 @_forward.register_fake
@@ -104,7 +105,9 @@ def _compute_gradients(
     return grad_raw, raw.new_empty(0) if grad_weight is None else grad_weight
 
 
-_gradients = torch.library.custom_op("fishnets::segment_information_backward", _compute_gradients, mutates_args=())
+_gradients = torch.library.custom_op(
+    "fishnets::segment_information_backward", unremembered(_compute_gradients), mutates_args=()
+)
 
 
 @_gradients.register_fake

@@ -80,8 +80,9 @@ def add_rest(parts: Tensor, heavy: Tensor, bounds: Tensor, out: Tensor) -> None:
     """Adds the sums (B, W, items) of items beyond the first to those of their groups (B, W, g), in order."""
     from fishnets.ops.segment_information import kernels_triton as kernels
 
-    grid = (len(heavy), parts.shape[0] * parts.shape[1])
-    kernels.add_parts[grid](parts, heavy, bounds, out, parts.shape[2], out.shape[2], LANES=128, num_warps=4)
+    columns = parts.shape[0] * parts.shape[1]
+    sizes = (parts.shape[2], out.shape[2], columns)
+    kernels.add_parts[(len(heavy) * columns,)](parts, heavy, bounds, out, *sizes, LANES=128, num_warps=4)
 
 
 @on_device

@@ -51,7 +51,7 @@ def _wide(n: tl.constexpr):
 
 @triton.jit
 def _softplus(x):
-    """Softplus to 2^-22 everywhere, with ln(1 + e) as e times a polynomial.
+    """Softplus, with ln(1 + e) as e times a polynomial, right to 2^-22.
 
     The logarithm of 1 + e takes longer, and loses a small e.
     """
@@ -239,6 +239,13 @@ def sum_rows(
     _store_sums(out + batch * WIDTH * num_places + place, total, item < num_items, num_places, WIDTH, ITEMS, LANES)
 
 
+@triton.jit
+def _slope(entry):
+    """Slope of softplus where it is ``entry``: 1 - exp(-entry), by its series where that would lose digits."""
+    series = entry * (1.0 - entry * (0.5 - entry * 0.16666667))
+    return tl.where(entry < 0.02, series, 1.0 - tl.exp(-entry))
+
+
 @triton.jit(do_not_specialize=["num_items", "num_groups"])
 def add_parts(
     parts,  # (B, W, items) sums of the items beyond each group's first
@@ -247,17 +254,19 @@ def add_parts(
     out,  # (B, W, num_groups), added to
     num_items,
     num_groups,
+    num_columns,  # B W
     LANES: tl.constexpr,
 ):
     """Adds the sums of items to their groups, in order."""
-    column = tl.program_id(1).to(tl.int64)  # batch and column together
-    start = tl.load(bounds + tl.program_id(0))
-    stop = tl.load(bounds + tl.program_id(0) + 1)
+    group = tl.program_id(0) // num_columns
+    column = (tl.program_id(0) % num_columns).to(tl.int64)  # batch and column together
+    start = tl.load(bounds + group)
+    stop = tl.load(bounds + group + 1)
     total = tl.zeros([LANES], tl.float32)
     for step in range(start, stop, LANES):
         place = step + tl.arange(0, LANES)
         total += tl.load(parts + column * num_items + place, mask=place < stop, other=0.0)
-    target = out + column * num_groups + tl.load(heavy + tl.program_id(0))
+    target = out + column * num_groups + tl.load(heavy + group)
     tl.store(target, tl.load(target) + tl.sum(total, 0))
 
 

@@ -93,6 +93,29 @@ def test_a_run_continues_where_it_was(
         run(replace(config, dropout=0.1), folder)
 
 
+def test_an_interrupted_run_continues(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fishnets.graphs.tasks import NodeTask
+
+    only = replace(config, methods=("sum",), conditions=("clean",), seeds=(0,))
+    whole = run(only)
+    evaluate, calls = NodeTask.evaluate, []
+
+    def stops(task: NodeTask, model: object) -> dict[str, float]:
+        calls.append(None)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return evaluate(task, model)
+
+    monkeypatch.setattr(NodeTask, "evaluate", stops)
+    with pytest.raises(KeyboardInterrupt):
+        run(only, tmp_path)
+    assert len(list(tmp_path.glob("*.pt"))) == 1
+    monkeypatch.setattr(NodeTask, "evaluate", evaluate)
+    again = run(only, tmp_path)
+    assert again.runs["sum/clean"].curve == whole.runs["sum/clean"].curve
+    assert not list(tmp_path.glob("*.pt"))
+
+
 def test_the_best_rate_is_that_of_the_validation_nodes(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     from fishnets.graphs.selection import Recipe
 

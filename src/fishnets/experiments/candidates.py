@@ -166,9 +166,9 @@ def expect_choices(preset: str, protocol: str, protocols: tuple[str, ...] = ("cl
 
 def expect_clean(preset: str, protocol: str, what: str) -> None:
     """Raises :class:`ConfigError` unless both are known and nothing published is asked for: the paper has no such."""
-    expect_choices(preset, protocol)
+    expect_choices(preset, protocol, ("clean", "published", "original"))
     if protocol != "clean":
-        raise ConfigError(f'The protocol "published" was asked for, but the paper has no {what}; use "clean".')
+        raise ConfigError(f'The protocol "{protocol}" was asked for, but the paper has no {what}; use "clean".')
 
 
 def scaled_stairs(stairs: Schedule, steps: int) -> Schedule:

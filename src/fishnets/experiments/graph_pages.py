@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fishnets.experiments.proteins import PAPER
 from fishnets.experiments.records import Record
 from fishnets.experiments.report import MADE, facts_of, format_metric, markdown_table, records_of
 from fishnets.experiments.string_yeast import MEASURES
@@ -138,7 +139,7 @@ def proteins_page(root: str | Path, name: str) -> str:
             cost = [f"{1e3 * metrics[f'seconds_per_epoch/{model}'].value:.0f}"]
             cost += [f"{metrics[f'{what}/{model}'].value:.0f}" for what in ("epochs_to_best", "seconds_to_best")]
             more = [f"{metrics[f'weights/{model}'].value:,.0f}", f"{metrics[f'learning-rate/{model}'].value:g}"]
-            paper = "" if score.paper is None else f"{score.paper:.4f}"
+            paper = f"{PAPER[model]:.4f}"
             rows.append([model, format_metric(score), format_metric(metrics[f"valid/{model}"]), paper, *cost, *more])
         header = ["network", "test ROC-AUC", "best validation", "paper, on ogbn-proteins", "ms per epoch"]
         header += ["epochs to best", "seconds to best", "weights", "rate"]

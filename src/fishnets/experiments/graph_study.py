@@ -7,6 +7,8 @@ takes is measured in a run of its own, so that long runs may share a machine.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -25,7 +27,7 @@ from fishnets.inference.efficiency import mean_with_error
 if TYPE_CHECKING:
     from fishnets.graphs.selection import Task
 
-__all__ = ["Curve", "GraphStudy", "Runs", "paired_difference", "spread"]
+__all__ = ["Curve", "GraphStudy", "Runs", "fingerprint", "paired_difference", "spread"]
 
 MEASURES = ("test", "valid", "epochs_to_best", "last")
 TIMED = 10  # epochs
@@ -46,6 +48,7 @@ class Curve:
 class Runs:
     """Long runs of a network: measures by name, a value for each seed, and the curve of the first."""
 
+    seeds: tuple[int, ...]
     rate: float
     weights: int
     seconds_per_epoch: float
@@ -84,9 +87,25 @@ def paired_difference(one: Runs, other: Runs) -> Metric:
 
     With the error of the mean; 0, which is none, for a single seed.
     """
-    count = min(len(one.measures["test"]), len(other.measures["test"]))
-    ahead = one.measures["test"][:count] - other.measures["test"][:count]
-    return metric(mean_with_error(ahead)) if count > 1 else Metric(float(ahead.mean()), 0.0)
+    both = [seed for seed in one.seeds if seed in other.seeds]
+    scores = [[runs.measures["test"][runs.seeds.index(seed)] for seed in both] for runs in (one, other)]
+    ahead = torch.stack(scores[0]) - torch.stack(scores[1])
+    return metric(mean_with_error(ahead)) if len(both) > 1 else Metric(float(ahead.mean()), 0.0)
+
+
+def fingerprint(**tensors: Tensor | None) -> str:
+    """A hash of tensors, their names, kinds and shapes.
+
+    Example:
+        >>> fingerprint(x=torch.zeros(2)) == fingerprint(x=torch.zeros(2, 1))
+        False
+    """
+    total = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        if tensor is not None:
+            total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            total.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return total.hexdigest()
 
 
 class GraphStudy:
@@ -131,7 +150,8 @@ class GraphStudy:
         depends = self.depends | {"label": label, "timed": TIMED}
         timed = partial(self._time, make, task_of(seeds[0]), replace(long, learning_rate=rate))
         seconds = self.parts.measured(f"{_name(label)}-time", depends, timed)
-        return Runs(rate, int(found[0]["weights"].value), seconds["epoch"].value, measures, _curve(found[0]))
+        weights = int(found[0]["weights"].value)
+        return Runs(tuple(seeds), rate, weights, seconds["epoch"].value, measures, _curve(found[0]))
 
     def best_rate(
         self, label: str, make: Callable[[], Any], task: Task, recipe: Any, rates: Sequence[float], seed: int
@@ -151,14 +171,22 @@ class GraphStudy:
         """What one run measured, now or before."""
         depends = self.depends | {"label": label, "recipe": asdict(recipe), "run": seed}
         name = f"{_name(label)}-{recipe.learning_rate:g}-{recipe.epochs}-{seed}"
-        return self.parts.measured(name, depends, partial(self._measure, make, task, recipe, seed))
+        # an interrupted run continues: its file is named by all that it depends on, and goes when the run is over
+        digest = hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:12]
+        unfinished = None if self.parts.folder is None else self.parts.folder / f"{name}-{digest}.pt"
+        found = self.parts.measured(name, depends, partial(self._measure, make, task, recipe, seed, unfinished))
+        if unfinished is not None:
+            unfinished.unlink(missing_ok=True)
+        return found
 
-    def _measure(self, make: Callable[[], Any], task: Task, recipe: Any, seed: int) -> dict[str, Metric]:
+    def _measure(
+        self, make: Callable[[], Any], task: Task, recipe: Any, seed: int, unfinished: Path | None
+    ) -> dict[str, Metric]:
         from fishnets.graphs.selection import fit
 
         with self._seeded(seed):
             model = make().to(self.device)
-            curves = fit(model, task, recipe)
+            curves = fit(model, task, recipe, unfinished)
         last = torch.tensor(curves.scores["test"][-LAST:], dtype=torch.float64)
         found = {name: Metric(curves.at_best(name), 0.0) for name in ("test", "valid")}
         found["epochs_to_best"] = Metric(float(curves.epochs_to_best), 0.0)
@@ -175,15 +203,17 @@ class GraphStudy:
 
         with self._seeded(0):
             model = make().to(self.device)
-            for epochs in (max(1, TIMED // 3), TIMED):
-                some = replace(recipe, epochs=epochs, every=epochs, patience=None, warm_up=0)
+            timed = min(TIMED, recipe.epochs)
+            for epochs in (max(1, timed // 3), timed):  # with steps that cannot diverge
+                some = replace(recipe, epochs=epochs, every=epochs, patience=None, warm_up=0, learning_rate=1e-9)
                 curves = fit(model, task, some)
         return {"epoch": Metric(curves.seconds_per_epoch, 0.0)}
 
     @contextmanager
     def _seeded(self, seed: int) -> Iterator[None]:
         """PyTorch's generators, of weights and dropout, as they were afterwards."""
-        with torch.random.fork_rng(devices=[0] if self.device.startswith("cuda") else []):
+        where = torch.device(self.device)
+        with torch.random.fork_rng(devices=[where.index or 0] if where.type == "cuda" else []):
             torch.manual_seed(1_000 * self.seed + seed)
             yield
 

@@ -15,7 +15,6 @@ Protocols:
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +23,7 @@ from typing import Any
 
 from fishnets.errors import ConfigError
 from fishnets.experiments.candidates import expect_choices
-from fishnets.experiments.graph_study import GraphStudy, Runs, paired_difference
+from fishnets.experiments.graph_study import GraphStudy, Runs, fingerprint, paired_difference
 from fishnets.experiments.records import Metric
 
 __all__ = ["ATOMS", "BONDS", "MODELS", "Config", "Molecules", "Result", "config_for", "read_molecules", "run"]
@@ -38,7 +37,7 @@ FISHNETS: dict[str, Any] = {"fishnets-3": "regression", "fishnets-3-paper": "pap
 
 @dataclass(frozen=True, eq=False)
 class Molecules:
-    """Molecules in OGB's layout, with the folder's name and a hash of their bonds and labels."""
+    """Molecules in OGB's layout, with the folder's name and a hash of all that is in it."""
 
     name: str
     sha256: str
@@ -102,9 +101,8 @@ def read_molecules(folder: Path | None) -> Molecules:
     from fishnets.graphs.graph_datasets import read_graph_dataset
 
     graphs = read_graph_dataset(folder)
-    parts = (graphs.edge_index, graphs.node_ptr, graphs.y)
-    digest = hashlib.sha256(b"".join(part.contiguous().numpy().tobytes() for part in parts)).hexdigest()
-    return Molecules(Path(folder).name, digest, graphs)
+    tensors = {name: getattr(graphs, name) for name in ("x", "edge_index", "edge_attr", "y", "node_ptr", "edge_ptr")}
+    return Molecules(Path(folder).name, fingerprint(**tensors, **graphs.parts), graphs)
 
 
 def config_for(preset: str, protocol: str, seed: int = 0, device: str = "cpu", *, table: Molecules) -> Config:
@@ -120,7 +118,7 @@ def config_for(preset: str, protocol: str, seed: int = 0, device: str = "cpu", *
     few: dict[str, Any] = {"seeds": (0,), "learning_rates": config.learning_rates[-1:]}
     if preset == "quick":
         return replace(config, hidden=64, layers=3, epochs=5, tuning_epochs=2, batch_size=512, **few)
-    return replace(config, hidden=8, layers=2, num_params=2, epochs=2, tuning_epochs=1, batch_size=8, **few)
+    return replace(config, hidden=8, layers=2, num_params=2, epochs=2, tuning_epochs=1, batch_size=512, **few)
 
 
 def run(config: Config, checkpoints: Path | None = None, progress: bool | None = None) -> Result:
@@ -161,7 +159,10 @@ def runs_of(config: Config, study: GraphStudy, name: str) -> Runs:
     from fishnets.graphs.tasks import GraphTask
 
     graphs = config.table.graphs.to(config.device)
-    task = GraphTask(graphs, config.batch_size, seed=config.seed)
+
+    def task(seed: int) -> GraphTask:  # with batches of its own
+        return GraphTask(graphs, config.batch_size, seed=1_000 * config.seed + seed)
+
     long = Recipe(config.epochs, 1.0, config.patience, clip=1.0 if config.protocol == "clean" else None)
     short = replace(long, epochs=config.tuning_epochs)
     make = partial(make_model, config, name)

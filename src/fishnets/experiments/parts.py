@@ -52,5 +52,7 @@ class Parts:
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             metrics = {key: asdict(value) for key, value in found.items()}
-            path.write_text(json.dumps({"config": depends, "seconds": seconds, "metrics": metrics}))
+            beside = path.with_name(path.name + ".part")
+            beside.write_text(json.dumps({"config": depends, "seconds": seconds, "metrics": metrics}))
+            beside.replace(path)  # an interrupted write leaves nothing half done
         return found

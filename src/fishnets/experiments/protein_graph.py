@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,14 @@ from typing import Any
 import torch
 
 from fishnets.errors import ConfigError
+from fishnets.experiments.graph_study import fingerprint
 
 __all__ = ["ProteinGraph", "read_graph"]
 
 
 @dataclass(frozen=True, eq=False)
 class ProteinGraph:
-    """A graph in OGB's layout, with its name and a hash of its edges and labels."""
+    """A graph in OGB's layout, with its name and a hash of all that is in it."""
 
     name: str
     sha256: str
@@ -35,6 +35,5 @@ def read_graph(folder: Path | None) -> ProteinGraph:
 
     data = read_node_dataset(folder)
     data.x = torch.log1p(sum_of_edges(data))
-    parts = (data.edge_index, data.edge_attr, data.y)
-    digest = hashlib.sha256(b"".join(part.contiguous().numpy().tobytes() for part in parts)).hexdigest()
-    return ProteinGraph(Path(folder).name, digest, data)
+    tensors = {name: value for name, value in data.to_dict().items() if isinstance(value, torch.Tensor)}
+    return ProteinGraph(Path(folder).name, fingerprint(**tensors), data)

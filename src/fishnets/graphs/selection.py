@@ -168,7 +168,7 @@ class _Training:
         self.recent: list[Tensor] = []
         self.device = next(model.parameters()).device
         if checkpoint is not None and checkpoint.exists():
-            self._restore(torch.load(checkpoint, map_location=self.device, weights_only=True))
+            self._restore(torch.load(checkpoint, map_location="cpu", weights_only=True))
 
     @property
     def done(self) -> bool:
@@ -197,6 +197,8 @@ class _Training:
         loss = float(torch.stack(self.recent).mean())
         if not math.isfinite(loss):
             raise NonFiniteLossError(f"The loss became {loss} in epoch {self.epoch}; use a smaller `learning_rate`.")
+        if not all(bool(weight.isfinite().all()) for weight in self.model.parameters()):
+            raise NonFiniteLossError(f"Weights are not finite in epoch {self.epoch}; use a smaller `learning_rate`.")
         self.model.eval()
         with torch.no_grad():
             scores = task.evaluate(self.model)

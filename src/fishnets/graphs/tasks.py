@@ -147,6 +147,9 @@ class GraphTask:
         self, graphs: GraphSet, batch_size: int, score: Score = "rocauc", seed: int = 0, test_batch_size: int = 4_096
     ) -> None:
         expect_positive(batch_size=batch_size, test_batch_size=test_batch_size)
+        for part in ("train", "valid", "test"):
+            if not len(graphs.parts.get(part, ())):
+                raise DataError(f"No graph is in the part {part!r} of the split.")
         self.graphs, self.batch_size, self.test_batch_size = graphs, batch_size, test_batch_size
         self.score, self.seed = score, seed
 

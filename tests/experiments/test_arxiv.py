@@ -20,7 +20,6 @@ from fishnets.experiments import EXPERIMENTS
 from fishnets.experiments.arxiv import (
     MODELS,
     Config,
-    Result,
     config_for,
     make_model,
     read_graphs,
@@ -30,7 +29,7 @@ from fishnets.experiments.arxiv import (
     task_of,
 )
 from fishnets.experiments.graph_pages import arxiv_page
-from fishnets.experiments.graph_study import GraphStudy, paired_difference
+from fishnets.experiments.graph_study import GraphStudy, StudyResult, paired_difference
 from fishnets.experiments.pages import main
 from fishnets.experiments.records import Record, versions, write_record
 
@@ -99,7 +98,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def result(config: Config, folder: Path) -> Result:
+def result(config: Config, folder: Path) -> StudyResult:
     return run(config, folder)
 
 
@@ -182,7 +181,7 @@ def test_ogbn_arxiv_keeps_its_split_and_has_both_directions(arxiv_config: Config
         assert bool(split.train_mask[:30].all())
 
 
-def test_every_network_is_measured_on_every_graph(result: Result) -> None:
+def test_every_network_is_measured_on_every_graph(result: StudyResult) -> None:
     times = ("epochs_to_best", "seconds_to_best", "seconds_per_epoch")
     measures = ("accuracy", "valid", *times, "weights", "learning-rate")
     for graph in ("dblp", "cora_ml"):
@@ -200,7 +199,7 @@ def test_every_network_is_measured_on_every_graph(result: Result) -> None:
 
 
 def test_a_run_continues_where_it_was(
-    config: Config, result: Result, folder: Path, monkeypatch: pytest.MonkeyPatch
+    config: Config, result: StudyResult, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("trained again")
@@ -258,7 +257,7 @@ def test_protocols_differ_as_they_say(config: Config, monkeypatch: pytest.Monkey
         assert {long.rate(epoch) for epoch in (0, 250, 499)} == {rates[0]}  # constant
 
 
-def recorded(result: Result, root: Path) -> Path:
+def recorded(result: StudyResult, root: Path) -> Path:
     fields = (versions(), "cpu", result.seconds, result.metrics)
     config = result.config
     path = write_record(Record("arxiv", "smoke", config.protocol, "fishnets", config.to_dict(), [0], *fields), root)
@@ -266,7 +265,7 @@ def recorded(result: Result, root: Path) -> Path:
     return path
 
 
-def test_the_record_has_figures_and_a_page(result: Result, arxiv_config: Config, tmp_path: Path) -> None:
+def test_the_record_has_figures_and_a_page(result: StudyResult, arxiv_config: Config, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = recorded(result, tmp_path)
     assert len(list(path.parent.glob("*.png"))) == 2

@@ -13,10 +13,10 @@ from tests.graphs.folders import protein_folder
 from fishnets.errors import ConfigError, NonFiniteLossError
 from fishnets.experiments import EXPERIMENTS
 from fishnets.experiments.graph_pages import yeast_page
-from fishnets.experiments.graph_study import GraphStudy, paired_difference
+from fishnets.experiments.graph_study import GraphStudy, StudyResult, paired_difference
 from fishnets.experiments.protein_graph import ProteinGraph, read_graph
 from fishnets.experiments.records import Record, versions, write_record
-from fishnets.experiments.yeast import METHODS, Config, Result, config_for, graphs_of, make_model, run, study_of
+from fishnets.experiments.yeast import METHODS, Config, config_for, graphs_of, make_model, run, study_of
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def result(config: Config, folder: Path) -> Result:
+def result(config: Config, folder: Path) -> StudyResult:
     return run(config, folder)
 
 
@@ -65,7 +65,7 @@ def test_each_part_sees_a_noisy_graph_that_stays(config: Config) -> None:
     assert torch.equal(clean["train"].x, config.table.data.x)
 
 
-def test_every_network_is_measured_under_both_conditions(config: Config, result: Result) -> None:
+def test_every_network_is_measured_under_both_conditions(config: Config, result: StudyResult) -> None:
     for condition in ("clean", "noisy"):
         for method in config.methods:
             for name in ("rocauc", "valid", "epochs_to_best", "seconds_to_best", "seconds_per_epoch", "weights"):
@@ -80,7 +80,7 @@ def test_every_network_is_measured_under_both_conditions(config: Config, result:
 
 
 def test_a_run_continues_where_it_was(
-    config: Config, result: Result, folder: Path, monkeypatch: pytest.MonkeyPatch
+    config: Config, result: StudyResult, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("trained again")
@@ -143,7 +143,7 @@ def test_configs(graph: ProteinGraph) -> None:
         config_for("paper", "published", table=graph)
 
 
-def test_the_record_has_figures_and_a_page(result: Result, tmp_path: Path) -> None:
+def test_the_record_has_figures_and_a_page(result: StudyResult, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     fields = (versions(), "cpu", result.seconds, result.metrics)
     record = Record("yeast", "smoke", "clean", "fishnets", result.config.to_dict(), [0], *fields)

@@ -35,10 +35,10 @@ from torch import Tensor
 
 from fishnets.errors import ConfigError, DataError
 from fishnets.experiments.candidates import expect_choices
-from fishnets.experiments.graph_study import GraphStudy, Runs, paired_difference
+from fishnets.experiments.graph_study import GraphStudy, Runs, StudyResult, paired_difference
 from fishnets.experiments.records import Metric
 
-__all__ = ["MODELS", "PAPER", "CitationGraph", "Config", "Result", "config_for", "make_model", "read_graphs", "run"]
+__all__ = ["MODELS", "PAPER", "CitationGraph", "Config", "config_for", "make_model", "read_graphs", "run"]
 
 MODELS = ("gcn-28", "fishnets-3", "fishnets-3-paper")
 ARXIV = "ogbn-arxiv"
@@ -86,16 +86,6 @@ class Config:
         return fields | {"table": [graph.to_dict() for graph in self.table]}
 
 
-@dataclass(frozen=True, eq=False)
-class Result:
-    """Metrics by name, and the runs of each network and graph."""
-
-    config: Config
-    metrics: dict[str, Metric]
-    seconds: float
-    runs: dict[str, Runs]
-
-
 def config_for(
     preset: str, protocol: str, seed: int = 0, device: str = "cpu", *, table: tuple[CitationGraph, ...]
 ) -> Config:
@@ -115,7 +105,7 @@ def config_for(
     return replace(config, tuning_epochs=2, epochs=4, every=2, **small)
 
 
-def run(config: Config, checkpoints: Path | None = None, progress: bool | None = None) -> Result:
+def run(config: Config, checkpoints: Path | None = None, progress: bool | None = None) -> StudyResult:
     """Tunes, trains and tests every network on every graph.
 
     Args:
@@ -135,14 +125,13 @@ def run(config: Config, checkpoints: Path | None = None, progress: bool | None =
         if {"fishnets-3", "gcn-28"} <= set(config.models):
             pair = found[f"fishnets-3/{graph.name}"], found[f"gcn-28/{graph.name}"]
             metrics[f"difference/fishnets-3-gcn-28/{graph.name}"] = paired_difference(*pair)
-    return Result(config, metrics, study.parts.seconds, found)
+    return StudyResult(config, metrics, study.parts.seconds, found)
 
 
 def study_of(config: Config, checkpoints: Path | None) -> GraphStudy:
     """The study of a config; its runs depend on everything but the choice of runs."""
     choice = ("models", "learning_rates", "tuning_epochs", "epochs", "patience", "seeds")
-    depends = {name: value for name, value in config.to_dict().items() if name not in choice}
-    return GraphStudy(depends, checkpoints, config.seed, config.device)
+    return GraphStudy.of(config, checkpoints, choice)
 
 
 def runs_of(config: Config, study: GraphStudy, name: str, graph: CitationGraph) -> Runs:

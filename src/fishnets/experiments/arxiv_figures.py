@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fishnets.experiments.arxiv import Result
+from fishnets.experiments.graph_study import StudyResult
 from fishnets.experiments.graph_study_figures import curves_figure, scores_figure
 
 __all__ = ["draw"]
 
 
-def draw(result: Result, stem: Path) -> None:
+def draw(result: StudyResult, stem: Path) -> None:
     """Draws the figures beside their record."""
     models, graphs = result.config.models, [graph.name for graph in result.config.table]
     curves = {graph: {name: result.runs[f"{name}/{graph}"] for name in models} for graph in graphs}

@@ -27,7 +27,7 @@ from fishnets.inference.efficiency import mean_with_error
 if TYPE_CHECKING:
     from fishnets.graphs.selection import Task
 
-__all__ = ["Curve", "GraphStudy", "Runs", "fingerprint", "paired_difference", "spread"]
+__all__ = ["Curve", "GraphStudy", "Runs", "StudyResult", "fingerprint", "paired_difference", "spread"]
 
 MEASURES = ("test", "valid", "epochs_to_best", "last")
 TIMED = 10  # epochs
@@ -69,6 +69,16 @@ class Runs:
             f"learning-rate/{label}": Metric(self.rate, 0.0),
             f"weights/{label}": Metric(float(self.weights), 0.0),
         }
+
+
+@dataclass(frozen=True, eq=False)
+class StudyResult:
+    """Metrics by name, and the runs of each network."""
+
+    config: Any
+    metrics: dict[str, Metric]
+    seconds: float
+    runs: dict[str, Runs]
 
 
 def spread(values: Tensor) -> Metric:
@@ -120,6 +130,12 @@ class GraphStudy:
 
     def __init__(self, depends: Mapping[str, Any], checkpoints: Path | None, seed: int, device: str) -> None:
         self.depends, self.parts, self.seed, self.device = dict(depends), Parts(checkpoints), seed, device
+
+    @staticmethod
+    def of(config: Any, checkpoints: Path | None, choice: Sequence[str]) -> GraphStudy:
+        """The study of a config whose runs depend on all of its fields but those that choose among runs."""
+        depends = {name: value for name, value in config.to_dict().items() if name not in choice}
+        return GraphStudy(depends, checkpoints, config.seed, config.device)
 
     def runs(
         self,

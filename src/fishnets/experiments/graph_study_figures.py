@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
-from fishnets.experiments.graph_study import Runs
+from fishnets.experiments.graph_study import Runs, StudyResult
 from fishnets.experiments.records import Metric
 from fishnets.inference.plots import COLOURS, new_figure
 
-__all__ = ["curves_figure", "scores_figure"]
+__all__ = ["curves_figure", "draw_networks", "scores_figure"]
+
+
+def draw_networks(result: StudyResult, title: str, stem: Path) -> None:
+    """Draws curves and test scores of all networks of a study beside their record."""
+    curves_figure({title: result.runs}).savefig(stem.with_name(f"{stem.name}-curves.png"), dpi=150)
+    scores = {title: {name: result.metrics[f"rocauc/{name}"] for name in result.runs}}
+    scores_figure(scores).savefig(stem.with_name(f"{stem.name}-scores.png"), dpi=150)
 
 
 def curves_figure(panels: Mapping[str, Mapping[str, Runs]], score: str = "ROC-AUC") -> Any:

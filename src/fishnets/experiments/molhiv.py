@@ -23,10 +23,10 @@ from typing import Any
 
 from fishnets.errors import ConfigError
 from fishnets.experiments.candidates import expect_choices
-from fishnets.experiments.graph_study import GraphStudy, Runs, fingerprint, paired_difference
+from fishnets.experiments.graph_study import GraphStudy, Runs, StudyResult, fingerprint, paired_difference
 from fishnets.experiments.records import Metric
 
-__all__ = ["ATOMS", "BONDS", "MODELS", "Config", "Molecules", "Result", "config_for", "read_molecules", "run"]
+__all__ = ["ATOMS", "BONDS", "MODELS", "Config", "Molecules", "config_for", "read_molecules", "run"]
 
 ATOMS = (119, 5, 12, 12, 10, 6, 6, 2, 2)  # values of OGB's categories of an atom, from its number to whether in a ring
 BONDS = (5, 6, 2)
@@ -79,16 +79,6 @@ class Config:
         return (2e-5,) if self.protocol == "published" and model in FISHNETS else self.learning_rates
 
 
-@dataclass(frozen=True, eq=False)
-class Result:
-    """Metrics by name, and the runs of each network."""
-
-    config: Config
-    metrics: dict[str, Metric]
-    seconds: float
-    runs: dict[str, Runs]
-
-
 def read_molecules(folder: Path | None) -> Molecules:
     """Reads ogbg-molhiv, or molecules in its layout, and says where that comes from where it is missing."""
     if folder is None or not Path(folder).is_dir():
@@ -121,7 +111,7 @@ def config_for(preset: str, protocol: str, seed: int = 0, device: str = "cpu", *
     return replace(config, hidden=8, layers=2, num_params=2, epochs=2, tuning_epochs=1, batch_size=512, **few)
 
 
-def run(config: Config, checkpoints: Path | None = None, progress: bool | None = None) -> Result:
+def run(config: Config, checkpoints: Path | None = None, progress: bool | None = None) -> StudyResult:
     """Tunes, trains and tests every network.
 
     Args:
@@ -131,7 +121,7 @@ def run(config: Config, checkpoints: Path | None = None, progress: bool | None =
     """
     study = study_of(config, checkpoints)
     found = {name: runs_of(config, study, name) for name in config.models}
-    return Result(config, metrics_of(found), study.parts.seconds, found)
+    return StudyResult(config, metrics_of(found), study.parts.seconds, found)
 
 
 def metrics_of(found: Mapping[str, Runs]) -> dict[str, Metric]:
@@ -149,8 +139,7 @@ def metrics_of(found: Mapping[str, Runs]) -> dict[str, Metric]:
 def study_of(config: Config, checkpoints: Path | None) -> GraphStudy:
     """The study of a config; its runs depend on everything but the choice of runs."""
     choice = ("models", "learning_rates", "tuning_epochs", "epochs", "seeds", "patience")
-    depends = {name: value for name, value in config.to_dict().items() if name not in choice}
-    return GraphStudy(depends, checkpoints, config.seed, config.device)
+    return GraphStudy.of(config, checkpoints, choice)
 
 
 def runs_of(config: Config, study: GraphStudy, name: str) -> Runs:

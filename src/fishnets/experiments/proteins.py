@@ -32,11 +32,11 @@ from torch import Tensor
 
 from fishnets.errors import ConfigError, DataError
 from fishnets.experiments.candidates import expect_choices
-from fishnets.experiments.graph_study import GraphStudy, Runs
-from fishnets.experiments.protein_graph import ProteinGraph
+from fishnets.experiments.graph_study import GraphStudy, Runs, StudyResult
+from fishnets.experiments.protein_graph import PARTS, ProteinGraph
 from fishnets.experiments.records import Metric
 
-__all__ = ["PAPER", "STUDIES", "Config", "Result", "config_for", "run"]
+__all__ = ["PAPER", "STUDIES", "Config", "config_for", "run"]
 
 STUDIES: dict[str, tuple[str, ...]] = {
     "proteins": ("fishnets-16", "fishnets-8", "gcn-112", "dyresgen-112"),
@@ -86,16 +86,6 @@ class Config:
         return fields | {"table": self.table.to_dict()}
 
 
-@dataclass(frozen=True, eq=False)
-class Result:
-    """Metrics by name, and the runs of each network."""
-
-    config: Config
-    metrics: dict[str, Metric]
-    seconds: float
-    runs: dict[str, Runs]
-
-
 def config_for(
     preset: str,
     protocol: str,
@@ -124,7 +114,7 @@ def config_for(
     return replace(config, changes=(("num_layers", 2), ("hidden", 8)), **few)
 
 
-def run(config: Config, checkpoints: Path | None = None, progress: bool | None = None) -> Result:
+def run(config: Config, checkpoints: Path | None = None, progress: bool | None = None) -> StudyResult:
     """Tunes, trains and tests every network.
 
     Args:
@@ -139,14 +129,13 @@ def run(config: Config, checkpoints: Path | None = None, progress: bool | None =
         metrics |= runs.metrics(name)
         score = metrics["last_evaluations/" + name] if config.protocol == "published" else metrics["rocauc/" + name]
         metrics["rocauc/" + name] = replace(score, paper=PAPER[name] if config.table.name == "ogbn_proteins" else None)
-    return Result(config, metrics, study.parts.seconds, found)
+    return StudyResult(config, metrics, study.parts.seconds, found)
 
 
 def study_of(config: Config, checkpoints: Path | None) -> GraphStudy:
     """The study of a config; its runs depend on everything but the choice of runs."""
     choice = ("models", "learning_rates", "tuning_epochs", "epochs", "seeds", "patience")
-    depends = {name: value for name, value in config.to_dict().items() if name not in choice}
-    return GraphStudy(depends, checkpoints, config.seed, config.device)
+    return GraphStudy.of(config, checkpoints, choice)
 
 
 def runs_of(config: Config, study: GraphStudy, name: str) -> Runs:
@@ -178,7 +167,6 @@ def _make_model(config: Config, name: str, graph: Any) -> Any:
 def task_of(config: Config, name: str, seed: int = 0) -> Any:
     """What a network is trained for under the protocol, with random parts of its own for each seed."""
     from fishnets.graphs.datasets import sum_of_edges
-    from fishnets.graphs.noise import EdgeNoise
     from fishnets.graphs.tasks import NodeTask
 
     data = config.table.data.clone()
@@ -193,14 +181,9 @@ def task_of(config: Config, name: str, seed: int = 0) -> Any:
     if config.protocol == "published":
         data.x = sum_of_edges(data)
         return _published_task(data.to(config.device), config, blocks, seed)
-    graphs = dict.fromkeys(("train", "valid", "test"), data.sort(sort_by_row=False))
-    if config.study == "noisy-proteins":
-        noise = EdgeNoise(data)
-        for part, (law, stream) in {"train": ("train", 1), "valid": ("train", 2), "test": ("test", 3)}.items():
-            generator = torch.Generator().manual_seed(1_000 * config.seed + stream)
-            graphs[part] = noise.draw(law, generator)  # type: ignore[arg-type]
-            graphs[part].x = graphs[part].x.log1p()
-            graphs[part] = graphs[part].sort(sort_by_row=False)  # by target, as aggregations read them fastest
+    graph = replace(config.table, data=data)
+    noisy = config.study == "noisy-proteins"
+    graphs = graph.realisations(config.seed) if noisy else dict.fromkeys(PARTS, graph.by_target())
     moved = {part: graph.to(config.device) for part, graph in graphs.items()}
     return NodeTask(moved, parts=config.parts, test_parts=blocks, seed=1_000 * config.seed + seed)
 

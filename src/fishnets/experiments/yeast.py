@@ -22,15 +22,14 @@ from typing import Any
 import torch
 
 from fishnets.experiments.candidates import expect_clean
-from fishnets.experiments.graph_study import GraphStudy, Runs, paired_difference
-from fishnets.experiments.protein_graph import ProteinGraph
+from fishnets.experiments.graph_study import GraphStudy, Runs, StudyResult, paired_difference
+from fishnets.experiments.protein_graph import PARTS, ProteinGraph
 from fishnets.experiments.records import Metric
 
-__all__ = ["CONDITIONS", "METHODS", "Config", "Result", "config_for", "graphs_of", "run"]
+__all__ = ["CONDITIONS", "METHODS", "Config", "config_for", "graphs_of", "run"]
 
 METHODS = ("fishnets", "sum", "softmax", "mean", "pna")
 CONDITIONS = ("clean", "noisy")
-REALISATIONS = {"train": ("train", 1), "valid": ("train", 2), "test": ("test", 3)}  # law and stream of each part
 
 
 @dataclass(frozen=True)
@@ -66,16 +65,6 @@ class Config:
         return self.fewer_seeds if method in self.with_fewer_seeds else self.seeds
 
 
-@dataclass(frozen=True, eq=False)
-class Result:
-    """Metrics by name, and the runs of each aggregation and condition."""
-
-    config: Config
-    metrics: dict[str, Metric]
-    seconds: float
-    runs: dict[str, Runs]
-
-
 def config_for(
     preset: str, protocol: str, seed: int = 0, device: str = "cpu", *, table: ProteinGraph
 ) -> Config:
@@ -91,7 +80,7 @@ def config_for(
     return replace(config, learning_rates=(1e-2,), methods=("fishnets", "sum", "pna"), **small, **few)
 
 
-def run(config: Config, checkpoints: Path | None = None, progress: bool | None = None) -> Result:
+def run(config: Config, checkpoints: Path | None = None, progress: bool | None = None) -> StudyResult:
     """Tunes, trains and tests every aggregation under every condition.
 
     Args:
@@ -111,14 +100,14 @@ def run(config: Config, checkpoints: Path | None = None, progress: bool | None =
             if other != "fishnets" and "fishnets" in config.methods:
                 pair = found[f"fishnets/{condition}"], found[f"{other}/{condition}"]
                 metrics[f"difference/fishnets-{other}/{condition}"] = paired_difference(*pair)
-    return Result(config, metrics, study.parts.seconds, found)
+    return StudyResult(config, metrics, study.parts.seconds, found)
 
 
 def study_of(config: Config, checkpoints: Path | None) -> GraphStudy:
     """The study of a config; its runs depend on everything but the choice of runs."""
-    choice = ("methods", "conditions", "learning_rates", "tuning_epochs", "epochs", "seeds", "fewer_seeds")
-    depends = {name: value for name, value in config.to_dict().items() if name not in (*choice, "with_fewer_seeds")}
-    return GraphStudy(depends, checkpoints, config.seed, config.device)
+    seeds = ("seeds", "fewer_seeds", "with_fewer_seeds")
+    choice = ("methods", "conditions", "learning_rates", "tuning_epochs", "epochs", *seeds)
+    return GraphStudy.of(config, checkpoints, choice)
 
 
 def runs_of(config: Config, study: GraphStudy, method: str, condition: str) -> Runs:
@@ -136,17 +125,8 @@ def runs_of(config: Config, study: GraphStudy, method: str, condition: str) -> R
 
 def graphs_of(config: Config, condition: str) -> dict[str, Any]:
     """The graph that training, validation and test nodes see; the same under *clean*."""
-    data = config.table.data
-    if condition == "clean":
-        return dict.fromkeys(REALISATIONS, data.sort(sort_by_row=False))  # by target: aggregations read them in order
-    from fishnets.graphs.noise import EdgeNoise
-
-    noise, graphs = EdgeNoise(data), {}
-    for part, (law, stream) in REALISATIONS.items():
-        generator = torch.Generator().manual_seed(1_000 * config.seed + stream)
-        graphs[part] = noise.draw(law, generator)  # type: ignore[arg-type]
-        graphs[part].x = graphs[part].x.log1p()
-    return {part: graph.sort(sort_by_row=False) for part, graph in graphs.items()}
+    graph = config.table
+    return graph.realisations(config.seed) if condition == "noisy" else dict.fromkeys(PARTS, graph.by_target())
 
 
 def make_model(config: Config, graph: Any, method: str) -> Any:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fishnets.experiments.graph_study import StudyResult
 from fishnets.experiments.graph_study_figures import curves_figure, scores_figure
-from fishnets.experiments.yeast import Result
 
 __all__ = ["draw"]
 
 
-def draw(result: Result, stem: Path) -> None:
+def draw(result: StudyResult, stem: Path) -> None:
     """Draws the figures beside their record."""
     config = result.config
     panels = {

@@ -68,6 +68,8 @@ def test_protocols_differ_as_they_say(graph: ProteinGraph) -> None:
     tasks = {name: task_of(paper["published"], name) for name in ("gcn-28", "fishnets-20", "fishnets-small")}
     assert [task.test_parts for task in tasks.values()] == [5, 10, 5]  # the compared networks see different graphs
     assert task_of(paper["clean"], "fishnets-20").test_parts == 1
+    sums = [task_of(paper[name], "gcn-28").graphs["train"].x for name in ("clean", "original")]
+    torch.testing.assert_close(sums[0], sums[1].log1p())
     noisy = config_for("paper", "published", table=graph, study="noisy-proteins")
     assert noisy.learning_rates == (1e-4,)
     fields: dict[str, Any] = json.loads(json.dumps(noisy.to_dict()))
@@ -92,6 +94,25 @@ def test_the_published_noise_is_drawn_anew_in_every_part(graph: ProteinGraph) ->
     assert not torch.equal(seen[0][1], seen[1][1])
     trials = 200 * seen[0][1][:, -1]
     assert bool(((trials < 50) | (trials > 169)).all())  # validation nodes too are under the law of tests
+
+
+def test_the_gap_is_measured_as_published_and_mended(graph: ProteinGraph, tmp_path: Path) -> None:
+    config = config_for("smoke", "published", table=graph, study="noisy-proteins")
+    result = run(config)
+    for what, suffix in (("published", ""), ("mended", "/mended")):
+        scores = [result.metrics[f"rocauc/{name}{suffix}"].value for name in config.models]
+        assert result.metrics[f"gap/{what}"].value == pytest.approx(scores[0] - scores[1])
+    mended = task_of(config, "noisy-fishnets-20/mended")
+    assert mended.test_parts == task_of(config, "noisy-gcn-28/mended").test_parts  # the same graphs for both
+    attr = mended.graphs["train"].edge_attr
+    assert not torch.equal(attr, mended.graphs["valid"].edge_attr)
+    total = torch.zeros(len(mended.graphs["train"].x), 9).index_add(0, mended.graphs["train"].edge_index[1], attr)
+    torch.testing.assert_close(mended.graphs["train"].x, total)
+    clean = run(config_for("smoke", "clean", table=graph, study="noisy-proteins"))
+    assert "gap/clean" in clean.metrics
+    fields = (versions(), "cpu", result.seconds, result.metrics)
+    write_record(Record("noisy-proteins", "smoke", "published", "fishnets", config.to_dict(), [0], *fields), tmp_path)
+    assert "Fishnets ahead by: published" in proteins_page(tmp_path, "noisy-proteins")
 
 
 def test_dropout_is_active_in_the_first_published_epoch_alone(graph: ProteinGraph) -> None:

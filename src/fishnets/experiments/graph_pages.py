@@ -134,16 +134,19 @@ def proteins_page(root: str | Path, name: str) -> str:
             "",
         ]
         rows = []
-        for model in config["models"]:
+        names = [name.removeprefix("rocauc/") for name in metrics if name.startswith("rocauc/")]
+        for model in names:
             score = metrics[f"rocauc/{model}"]
             cost = [f"{1e3 * metrics[f'seconds_per_epoch/{model}'].value:.0f}"]
             cost += [f"{metrics[f'{what}/{model}'].value:.0f}" for what in ("epochs_to_best", "seconds_to_best")]
             more = [f"{metrics[f'weights/{model}'].value:,.0f}", f"{metrics[f'learning-rate/{model}'].value:g}"]
-            paper = f"{PAPER[model]:.4f}"
+            paper = f"{PAPER[model]:.4f}" if model in PAPER else ""
             rows.append([model, format_metric(score), format_metric(metrics[f"valid/{model}"]), paper, *cost, *more])
         header = ["network", "test ROC-AUC", "best validation", "paper, on ogbn-proteins", "ms per epoch"]
         header += ["epochs to best", "seconds to best", "weights", "rate"]
         parts += [markdown_table(header, rows), ""]
+        gaps = [f"{name.removeprefix('gap/')} {format_metric(gap)}" for name, gap in metrics.items() if "gap/" in name]
+        parts += [f"Fishnets ahead by: {', '.join(gaps)}.", ""] if gaps else []
         parts += [f"![{path.name}]({path.name})" for path in sorted(folder.glob(f"{record.stem}-*.png"))] + [""]
     return "\n".join([*parts, "Notes on these records: [all records](../README.md).", ""])
 

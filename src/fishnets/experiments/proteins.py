@@ -14,12 +14,18 @@ Protocols:
 * *published*: as the authors' code does. 40 random parts, one learning rate, one seed, dropout in the first epoch
   alone; predictions on 5 blocks of nodes, or 10 for the large Fishnets; the mean of test scores over the last ten
   evaluations. Noisy edges are measured anew in every part, each direction on its own, and nodes sum what is in their
-  part; validation nodes are tested as test nodes are.
-* *original*: DeeperGCN's own recipe: 10 random parts, Adam at 0.001, scored where validation nodes are best.
+  part; validation nodes are tested as test nodes are. For noisy proteins the same is run once more with that mended
+  (``<network>/mended``): all networks on 5 blocks, edges measured once for both directions and once for all, halves
+  drawn, sums over the whole graph; ``gap/published`` and ``gap/mended`` are what is between the two networks.
+* *original*: DeeperGCN's own recipe: 10 random parts, Adam at 0.001, scored where validation nodes are best; on 5 blocks
+  of consecutive nodes, where its authors draw random ones.
+
+Nodes start from the sum of their edges' features, under *clean* from its logarithm.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass, replace
@@ -32,7 +38,7 @@ from torch import Tensor
 
 from fishnets.errors import ConfigError, DataError
 from fishnets.experiments.candidates import expect_choices
-from fishnets.experiments.graph_study import GraphStudy, Runs, StudyResult
+from fishnets.experiments.graph_study import GraphStudy, Runs, StudyResult, paired_difference
 from fishnets.experiments.protein_graph import PARTS, ProteinGraph
 from fishnets.experiments.records import Metric
 
@@ -56,6 +62,7 @@ PAPER = {  # test ROC-AUC on ogbn-proteins; that of dyresgen-112 is DeeperGCN's 
     "noisy-fishnets-20": 0.7198,
     "noisy-gcn-28": 0.6471,
 }
+MENDED = "/mended"
 LARGE = ("fishnets-20", "fishnets-16-focus", "noisy-fishnets-20")  # predicted on twice as many blocks, as published
 
 
@@ -79,6 +86,12 @@ class Config:
     seeds: tuple[int, ...] = (0, 1, 2)
     seed: int = 0
     device: str = "cpu"
+
+    @property
+    def networks(self) -> tuple[str, ...]:
+        """Names of the networks, those of the published noise once more, mended."""
+        twice = self.study == "noisy-proteins" and self.protocol == "published"
+        return self.models + tuple(name + MENDED for name in self.models if twice)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; of the graph, its name and hash."""
@@ -123,12 +136,19 @@ def run(config: Config, checkpoints: Path | None = None, progress: bool | None =
         progress: Unused.
     """
     study = study_of(config, checkpoints)
-    found = {name: runs_of(config, study, name) for name in config.models}
+    found = {name: runs_of(config, study, name) for name in config.networks}
     metrics: dict[str, Metric] = {}
     for name, runs in found.items():
         metrics |= runs.metrics(name)
         score = metrics["last_evaluations/" + name] if config.protocol == "published" else metrics["rocauc/" + name]
-        metrics["rocauc/" + name] = replace(score, paper=PAPER[name] if config.table.name == "ogbn_proteins" else None)
+        known = config.table.name == "ogbn_proteins" and name in PAPER
+        metrics["rocauc/" + name] = replace(score, paper=PAPER[name] if known else None)
+    if config.study == "noisy-proteins" and set(config.models) == set(STUDIES["noisy-proteins"]):
+        for what, suffix in {"published": "", "mended": MENDED}.items() if config.protocol == "published" else ():
+            one, other = (metrics[f"rocauc/{name}{suffix}"] for name in STUDIES["noisy-proteins"])
+            metrics[f"gap/{what}"] = Metric(one.value - other.value, math.hypot(one.error, other.error))
+        if config.protocol != "published":
+            metrics["gap/" + config.protocol] = paired_difference(*(found[name] for name in STUDIES["noisy-proteins"]))
     return StudyResult(config, metrics, study.parts.seconds, found)
 
 
@@ -157,6 +177,7 @@ def runs_of(config: Config, study: GraphStudy, name: str) -> Runs:
 def _make_model(config: Config, name: str, graph: Any) -> Any:
     from fishnets.graphs import PAPER_MODELS, paper_model
 
+    name = name.removesuffix(MENDED)
     changes: dict[str, Any] = dict(config.changes) | {"num_outputs": graph.y.shape[1]}
     if config.protocol == "published" and "fishnets" in name:  # the triangle as the authors' code fills it
         made = PAPER_MODELS[name].settings["aggregation"]
@@ -180,16 +201,25 @@ def task_of(config: Config, name: str, seed: int = 0) -> Any:
     blocks = config.blocks * (2 if name in LARGE and config.blocks > 1 and config.protocol == "published" else 1)
     if config.protocol == "published":
         data.x = sum_of_edges(data)
-        return _published_task(data.to(config.device), config, blocks, seed)
+        graphs = dict.fromkeys(PARTS, data)
+        if name.endswith(MENDED):
+            graphs = replace(config.table, data=data).realisations(config.seed)
+            for noisy in graphs.values():
+                noisy.x = sum_of_edges(noisy)  # as published, not their logarithm
+        moved = {part: graph.to(config.device) for part, graph in graphs.items()}
+        anew = config.study == "noisy-proteins" and not name.endswith(MENDED)
+        return _published_task(moved, config, blocks, seed, anew)
+    if config.protocol == "original":
+        data.x = sum_of_edges(data)
     graph = replace(config.table, data=data)
-    noisy = config.study == "noisy-proteins"
-    graphs = graph.realisations(config.seed) if noisy else dict.fromkeys(PARTS, graph.by_target())
+    drawn = config.study == "noisy-proteins"
+    graphs = graph.realisations(config.seed) if drawn else dict.fromkeys(PARTS, graph.by_target())
     moved = {part: graph.to(config.device) for part, graph in graphs.items()}
     return NodeTask(moved, parts=config.parts, test_parts=blocks, seed=1_000 * config.seed + seed)
 
 
-def _published_task(graph: Any, config: Config, blocks: int, seed: int) -> Any:
-    """Training and tests as the authors' code does them."""
+def _published_task(graphs: Any, config: Config, blocks: int, seed: int, anew: bool) -> Any:
+    """Training and tests as the authors' code does them, with edges that are measured anew or not."""
     from fishnets.graphs.noise import EdgeNoise
     from fishnets.graphs.tasks import NodeTask
 
@@ -205,13 +235,13 @@ def _published_task(graph: Any, config: Config, blocks: int, seed: int) -> Any:
             return super().evaluate(model)
 
         def predict(self, model: Any, graph: Any) -> Tensor:
-            if config.study == "noisy-proteins":  # measured anew in every part, whose nodes sum what is in it
+            if anew:  # in every part, whose nodes sum what is in it
                 seeds = torch.Generator().manual_seed(int(torch.randint(2**31, ())))
                 noise = EdgeNoise(copy(graph).cpu(), published=True)  # a copy: graphs are moved in place
                 graph = noise.draw(self.law, seeds).to(config.device)  # type: ignore[arg-type]
             return super().predict(model, graph)
 
-    return Published(graph, parts=config.parts, test_parts=blocks, seed=1_000 * config.seed + seed)
+    return Published(graphs, parts=config.parts, test_parts=blocks, seed=1_000 * config.seed + seed)
 
 
 def read_proteins(folder: Path | None) -> ProteinGraph:

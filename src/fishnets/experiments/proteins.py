@@ -17,8 +17,8 @@ Protocols:
   part; validation nodes are tested as test nodes are. For noisy proteins the same is run once more with that mended
   (``<network>/mended``): all networks on 5 blocks, edges measured once for both directions and once for all, halves
   drawn, sums over the whole graph; ``gap/published`` and ``gap/mended`` are what is between the two networks.
-* *original*: DeeperGCN's own recipe: 10 random parts, Adam at 0.001, scored where validation nodes are best; on 5 blocks
-  of consecutive nodes, where its authors draw random ones.
+* *original*: DeeperGCN's own recipe: 10 random parts, Adam at 0.001, scored where validation nodes are best; on 5
+  blocks of consecutive nodes, where its authors draw random ones.
 
 Nodes start from the sum of their edges' features, under *clean* from its logarithm.
 """

@@ -76,7 +76,7 @@ class Config:
     table: ProteinGraph
     models: tuple[str, ...]
     changes: tuple[tuple[str, int], ...] = ()
-    learning_rates: tuple[float, ...] = (1e-3, 3e-3)
+    learning_rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2)
     tuning_epochs: int = 100
     epochs: int = 400
     patience: int | None = None

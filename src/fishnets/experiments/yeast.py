@@ -45,7 +45,7 @@ class Config:
     num_layers: int = 8
     num_params: int = 8
     dropout: float = 0.3
-    learning_rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2)
+    learning_rates: tuple[float, ...] = (3e-3, 1e-2, 3e-2)
     tuning_epochs: int = 150
     epochs: int = 600
     every: int = 5

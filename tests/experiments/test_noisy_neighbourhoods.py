@@ -72,7 +72,7 @@ def test_there_is_one_protocol() -> None:
 
 @pytest.mark.parametrize(("preset", "protocol"), [("huge", "clean"), ("smoke", "dirty")])
 def test_unknown_presets_and_protocols_are_refused(preset: str, protocol: str) -> None:
-    message = f'preset "{preset}" with protocol "{protocol}": expected smoke, quick or paper, and clean or published'
+    message = f'preset "{preset}" with protocol "{protocol}": expected smoke, quick or paper, and clean'
     with pytest.raises(ConfigError, match=message):
         config_for(preset, protocol)
 

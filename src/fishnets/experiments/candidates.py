@@ -160,14 +160,15 @@ def stored_sets(
 def expect_choices(preset: str, protocol: str, protocols: tuple[str, ...] = ("clean", "published")) -> None:
     """Raises :class:`ConfigError` unless both are known."""
     if preset not in ("smoke", "quick", "paper") or protocol not in protocols:
-        known = f"{', '.join(protocols[:-1])} or {protocols[-1]}"
+        known = " or ".join([", ".join(protocols[:-1]), protocols[-1]] if protocols[1:] else protocols)
         raise ConfigError(f'preset "{preset}" with protocol "{protocol}": expected smoke, quick or paper, and {known}.')
 
 
 def expect_clean(preset: str, protocol: str, what: str) -> None:
     """Raises :class:`ConfigError` unless both are known and nothing published is asked for: the paper has no such."""
-    expect_choices(preset, protocol, ("clean", "published", "original"))
-    if protocol != "clean":
+    elsewhere = protocol in ("published", "original")
+    expect_choices(preset, "clean" if elsewhere else protocol, ("clean",))
+    if elsewhere:
         raise ConfigError(f'The protocol "{protocol}" was asked for, but the paper has no {what}; use "clean".')
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 
-__all__ = ["MOLECULES", "NODES", "molecule_folder", "protein_folder"]
+__all__ = ["MOLECULES", "NODES", "molecule_folder", "protein_folder", "write_folder"]
 
 NODES, EDGES, LABELS = 40, 150, 3
 MOLECULES = 24
@@ -65,9 +65,17 @@ def _categories(rows: int, limits: Sequence[int], generator: torch.Generator) ->
 
 
 def _written(root: Path, tables: dict[str, list[list[float]]], meta: dict[str, str]) -> Path:
-    for name, rows in tables.items():
-        path = root / f"{name}.csv.gz"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(gzip.compress("".join(",".join(map(str, row)) + "\n" for row in rows).encode()))
-    (root / "meta.json").write_text(json.dumps(meta))
+    texts = {name: "".join(",".join(map(str, row)) + "\n" for row in rows) for name, rows in tables.items()}
+    return write_folder(root, texts, meta)
+
+
+def write_folder(root: Path, texts: Mapping[str, str | None], meta: object) -> Path:
+    """Compressed tables by name, and ``meta.json``; what is None is left out."""
+    for name, text in texts.items():
+        if text is not None:
+            path = root / f"{name}.csv.gz"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(gzip.compress(text.encode()))
+    if meta is not None:
+        (root / "meta.json").write_text(json.dumps(meta))
     return root

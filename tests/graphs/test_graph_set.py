@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import math
 import os
 import sys
@@ -11,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.graphs.folders import MOLECULES, molecule_folder
+from tests.graphs.folders import MOLECULES, molecule_folder, write_folder
 from torch_geometric.data import Batch, Data
 
 from fishnets.errors import ConfigError, DataError, FileFormatError, NonFiniteError, ShapeError
@@ -197,15 +195,7 @@ FILES = {
 
 def folder(tmp_path: Path, changes: dict[str, str | None] | None = None, meta: object = META) -> Path:
     """Three graphs in OGB's layout; a change of None leaves the file out."""
-    root = tmp_path / "graphs"
-    for name, text in {**FILES, **(changes or {})}.items():
-        if text is not None:
-            path = root / f"{name}.csv.gz"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(gzip.compress(text.encode()))
-    if meta is not None:
-        (root / "meta.json").write_text(json.dumps(meta))
-    return root
+    return write_folder(tmp_path / "graphs", FILES | (changes or {}), meta)
 
 
 def test_graphs_labels_and_split_are_read(tmp_path):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from fishnets.experiments.proteins import PAPER
-from fishnets.experiments.records import Record
+from fishnets.experiments.records import Metric, Record
 from fishnets.experiments.report import MADE, facts_of, format_metric, markdown_table, records_of
 from fishnets.experiments.string_yeast import MEASURES
 
 __all__ = ["arxiv_page", "molhiv_page", "neighbourhoods_page", "proteins_page", "string_yeast_page", "yeast_page"]
+
+COSTS = ("epochs to best", "seconds to best", "weights", "rate")
 
 
 def neighbourhoods_page(root: str | Path) -> str:
@@ -39,7 +42,7 @@ def neighbourhoods_page(root: str | Path) -> str:
             rows.append([method, *cells, f"{weights:,.0f}", f"{rate:g}", f"{seconds:.0f}"])
         header = ["aggregation", *laws, "weights", "rate", "seconds of training"]
         parts += [markdown_table(header, rows), ""]
-        parts += [f"![{path.name}]({path.name})" for path in sorted(folder.glob(f"{record.stem}-*.png"))] + [""]
+        parts += _figures(folder, record)
     return "\n".join([*parts, "Notes on these records: [all records](../README.md).", ""])
 
 
@@ -69,7 +72,7 @@ def string_yeast_page(root: str | Path) -> str:
                 rows.append([f"equal {kind}", method, *[format_metric(metrics[name]) for name in names], *cost, rate])
         header = ["budget", "aggregation", "training loss", "with dropout", "validation ROC-AUC", "test ROC-AUC"]
         parts += [markdown_table([*header, "epochs", "seconds", "rate"], rows), ""]
-        parts += [f"![{path.name}]({path.name})" for path in sorted(folder.glob(f"{record.stem}-*.png"))] + [""]
+        parts += _figures(folder, record)
     return "\n".join([*parts, "Notes on these records: [all records](../README.md).", ""])
 
 
@@ -99,14 +102,11 @@ def yeast_page(root: str | Path) -> str:
                 label = f"{method}/{condition}"
                 scores = [format_metric(metrics[f"{what}/{label}"]) for what in ("rocauc", "valid")]
                 ahead = metrics.get(f"difference/fishnets-{label}")
-                cost = [f"{1e3 * metrics[f'seconds_per_epoch/{label}'].value:.1f}"]
-                cost += [f"{metrics[f'{what}/{label}'].value:.0f}" for what in ("epochs_to_best", "seconds_to_best")]
-                more = [f"{metrics[f'weights/{label}'].value:,.0f}", f"{metrics[f'learning-rate/{label}'].value:g}"]
-                rows.append([method, *scores, format_metric(ahead) if ahead else "", *cost, *more])
+                cost = [f"{1e3 * metrics[f'seconds_per_epoch/{label}'].value:.1f}", *_costs(metrics, label)]
+                rows.append([method, *scores, format_metric(ahead) if ahead else "", *cost])
             header = ["aggregation", "test ROC-AUC", "validation", "Fishnets ahead by", "ms per epoch"]
-            header += ["epochs to best", "seconds to best", "weights", "rate"]
-            parts += [f"### {condition}", "", markdown_table(header, rows), ""]
-        parts += [f"![{path.name}]({path.name})" for path in sorted(folder.glob(f"{record.stem}-*.png"))] + [""]
+            parts += [f"### {condition}", "", markdown_table([*header, *COSTS], rows), ""]
+        parts += _figures(folder, record)
     return "\n".join([*parts, "Notes on these records: [all records](../README.md).", ""])
 
 
@@ -124,12 +124,13 @@ def proteins_page(root: str | Path, name: str) -> str:
         config, metrics = record.config, record.metrics
         table = config["table"]
         rates = ", ".join(f"{rate:g}" for rate in config["learning_rates"])
+        other = "" if table["name"] == "ogbn_proteins" else ", another graph"
         scored = "the last ten evaluations" if record.protocol == "published" else f"{len(config['seeds'])} seeds"
         parts += [
             f"## {record.preset} preset, {record.protocol} protocol ({record.hardware})",
             "",
             f"On `{table['name']}`, {table['num_nodes']:,} nodes (SHA-256 `{table['sha256'][:12]}…`); the paper's "
-            f"column is of ogbn-proteins, another graph. Learning rates {rates}, up to {config['epochs']:,} epochs, "
+            f"column is of ogbn-proteins{other}. Learning rates {rates}, up to {config['epochs']:,} epochs, "
             f"{config['parts']} parts of the graph in training. Test ROC-AUC: mean and spread over {scored}.",
             "",
         ]
@@ -137,17 +138,14 @@ def proteins_page(root: str | Path, name: str) -> str:
         names = [name.removeprefix("rocauc/") for name in metrics if name.startswith("rocauc/")]
         for model in names:
             score = metrics[f"rocauc/{model}"]
-            cost = [f"{1e3 * metrics[f'seconds_per_epoch/{model}'].value:.0f}"]
-            cost += [f"{metrics[f'{what}/{model}'].value:.0f}" for what in ("epochs_to_best", "seconds_to_best")]
-            more = [f"{metrics[f'weights/{model}'].value:,.0f}", f"{metrics[f'learning-rate/{model}'].value:g}"]
+            cost = [f"{1e3 * metrics[f'seconds_per_epoch/{model}'].value:.0f}", *_costs(metrics, model)]
             paper = f"{PAPER[model]:.4f}" if model in PAPER else ""
-            rows.append([model, format_metric(score), format_metric(metrics[f"valid/{model}"]), paper, *cost, *more])
+            rows.append([model, format_metric(score), format_metric(metrics[f"valid/{model}"]), paper, *cost])
         header = ["network", "test ROC-AUC", "best validation", "paper, on ogbn-proteins", "ms per epoch"]
-        header += ["epochs to best", "seconds to best", "weights", "rate"]
-        parts += [markdown_table(header, rows), ""]
+        parts += [markdown_table([*header, *COSTS], rows), ""]
         gaps = [f"{name.removeprefix('gap/')} {format_metric(gap)}" for name, gap in metrics.items() if "gap/" in name]
         parts += [f"Fishnets ahead by: {', '.join(gaps)}.", ""] if gaps else []
-        parts += [f"![{path.name}]({path.name})" for path in sorted(folder.glob(f"{record.stem}-*.png"))] + [""]
+        parts += _figures(folder, record)
     return "\n".join([*parts, "Notes on these records: [all records](../README.md).", ""])
 
 
@@ -173,14 +171,12 @@ def molhiv_page(root: str | Path) -> str:
         for model in config["models"]:
             score, ahead = metrics[f"rocauc/{model}"], metrics.get(f"difference/{model}-gcn-7")
             paper = "" if score.paper is None else f"{score.paper:.2f}"
-            cost = [f"{metrics[f'seconds_per_epoch/{model}'].value:.2f}"]
-            cost += [f"{metrics[f'{what}/{model}'].value:.0f}" for what in ("epochs_to_best", "seconds_to_best")]
-            more = [f"{metrics[f'weights/{model}'].value:,.0f}", f"{metrics[f'learning-rate/{model}'].value:g}"]
+            cost = [f"{metrics[f'seconds_per_epoch/{model}'].value:.2f}", *_costs(metrics, model)]
             scores = [format_metric(score), format_metric(metrics[f"valid/{model}"]), paper]
-            rows.append([model, *scores, format_metric(ahead) if ahead else "", *cost, *more])
+            rows.append([model, *scores, format_metric(ahead) if ahead else "", *cost])
         header = ["network", "test ROC-AUC", "best validation", "paper", "ahead of gcn-7 by", "seconds per epoch"]
-        parts += [markdown_table([*header, "epochs to best", "seconds to best", "weights", "rate"], rows), ""]
-        parts += [f"![{path.name}]({path.name})" for path in sorted(folder.glob(f"{record.stem}-*.png"))] + [""]
+        parts += [markdown_table([*header, *COSTS], rows), ""]
+        parts += _figures(folder, record)
     return "\n".join([*parts, "Notes on these records: [all records](../README.md).", ""])
 
 
@@ -209,7 +205,7 @@ def arxiv_page(root: str | Path) -> str:
         for graph in config["table"]:
             size = f"{graph['num_nodes']:,} nodes (SHA-256 `{graph['sha256'][:12]}…`)"
             parts += [f"### {graph['name']}", "", f"{size}.", "", _arxiv_table(record, graph["name"]), ""]
-        parts += [f"![{path.name}]({path.name})" for path in sorted(folder.glob(f"{record.stem}-*.png"))] + [""]
+        parts += _figures(folder, record)
     return "\n".join([*parts, "Notes on these records: [all records](../README.md).", ""])
 
 
@@ -221,9 +217,20 @@ def _arxiv_table(record: Record, graph: str) -> str:
         score, ahead = metrics[f"accuracy/{label}"], metrics.get(f"difference/{model}-gcn-28/{graph}")
         paper = "" if score.paper is None else f"{score.paper:.4f}"
         cells = [format_metric(score), format_metric(metrics[f"valid/{label}"]), paper]
-        cost = [f"{1e3 * metrics[f'seconds_per_epoch/{label}'].value:.1f}"]
-        cost += [f"{metrics[f'{what}/{label}'].value:.0f}" for what in ("epochs_to_best", "seconds_to_best")]
-        more = [f"{metrics[f'weights/{label}'].value:,.0f}", f"{metrics[f'learning-rate/{label}'].value:g}"]
-        rows.append([model, *cells, format_metric(ahead) if ahead else "", *cost, *more])
+        cost = [f"{1e3 * metrics[f'seconds_per_epoch/{label}'].value:.1f}", *_costs(metrics, label)]
+        rows.append([model, *cells, format_metric(ahead) if ahead else "", *cost])
     header = ["network", "test accuracy", "validation", "paper", "ahead of gcn-28 by", "ms per epoch"]
-    return markdown_table([*header, "epochs to best", "seconds to best", "weights", "rate"], rows)
+    return markdown_table([*header, *COSTS], rows)
+
+
+def _costs(metrics: Mapping[str, Metric], label: str) -> list[str]:
+    """What a network took and has, in the order of :data:`COSTS`."""
+    epochs, seconds, weights, rate = (
+        metrics[f"{what}/{label}"].value for what in ("epochs_to_best", "seconds_to_best", "weights", "learning-rate")
+    )
+    return [f"{epochs:.0f}", f"{seconds:.0f}", f"{weights:,.0f}", f"{rate:g}"]
+
+
+def _figures(folder: Path, record: Record) -> list[str]:
+    """Figures beside a record."""
+    return [f"![{path.name}]({path.name})" for path in sorted(folder.glob(f"{record.stem}-*.png"))] + [""]

@@ -30,6 +30,7 @@ import torch
 import triton
 from torch import Tensor
 
+from fishnets.ops.dispatch import num_multiprocessors
 from fishnets.ops.stacked_gated.kernels_triton import backward_kernel, forward_kernel
 from fishnets.ops.stacked_gated.reference import Affine
 
@@ -112,7 +113,7 @@ def unpack(packed: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
 
 def _num_parts(num_networks: int, num_rows: int, launch: Launch, device: torch.device) -> int:
     """Parts to cut the rows into such that every multiprocessor gets as many programs."""
-    units = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
+    units = num_multiprocessors(device) if device.type == "cuda" else 3
     resident = launch.programs * units
     return min(triton.cdiv(num_rows, launch.rows), resident // math.gcd(resident, num_networks))
 

@@ -34,6 +34,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from fishnets.ops.dispatch import num_multiprocessors
 from fishnets.ops.stacked_mlp.kernels_triton import lower_kernel, second_kernel, third_kernel, upper_kernel
 
 __all__ = [
@@ -147,7 +148,7 @@ def _round_up(number: int, multiple: int) -> int:
 
 def _num_parts(programs: int, tiles: int, device: torch.device) -> int:
     """Parts to cut the rows into, ``programs`` to a part, such that every multiprocessor gets as many programs."""
-    units = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+    units = num_multiprocessors(device) if device.type == "cuda" else 4
     return min(tiles, units // math.gcd(units, programs))
 
 

@@ -16,7 +16,8 @@ from fishnets.experiments.graph_pages import yeast_page
 from fishnets.experiments.graph_study import GraphStudy, StudyResult, paired_difference
 from fishnets.experiments.protein_graph import ProteinGraph, read_graph
 from fishnets.experiments.records import Record, versions, write_record
-from fishnets.experiments.yeast import METHODS, Config, config_for, graphs_of, make_model, run, study_of
+from fishnets.experiments.yeast import METHODS, Config, config_for, make_model, run, study_of, task_of
+from fishnets.graphs.datasets import sum_of_edges
 
 
 @pytest.fixture(scope="module")
@@ -50,19 +51,30 @@ def test_networks_have_about_as_many_weights(graph: ProteinGraph, method: str) -
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_each_part_sees_a_noisy_graph_that_stays(config: Config) -> None:
-    one, again = graphs_of(config, "noisy"), graphs_of(config, "noisy")
-    for part in ("train", "valid", "test"):
-        assert torch.equal(one[part].edge_attr, again[part].edge_attr)
+def test_noisy_edges_stay_in_tests_and_change_in_training(config: Config) -> None:
+    task, again, other = (task_of(config, "noisy", seed) for seed in (0, 0, 1))
+    one = task.graphs
+    for part in ("valid", "test"):
+        assert torch.equal(one[part].edge_attr, other.graphs[part].edge_attr)
         assert one[part].edge_attr.shape[1] == one[part].x.shape[1] == 9
     assert not torch.equal(one["train"].edge_attr, one["valid"].edge_attr)
     trials = 200 * one["test"].edge_attr[:, -1]
     assert bool(((trials < 50) | (trials > 169)).all())
-    clean = graphs_of(config, "clean")
-    assert clean["train"] is clean["test"]
-    for graph in (clean["train"], one["test"]):
+    first, second = task.draw(0), task.draw(1)
+    assert torch.equal(first.edge_attr, again.draw(0).edge_attr)
+    assert not torch.equal(first.edge_attr, second.edge_attr)
+    assert not torch.equal(first.edge_attr, other.draw(0).edge_attr)
+    assert first.edge_index is second.edge_index
+    torch.testing.assert_close(first.x, sum_of_edges(first).log1p())
+
+
+def test_clean_edges_are_the_same_for_all(config: Config) -> None:
+    clean, noisy = task_of(config, "clean", 0), task_of(config, "noisy", 0)
+    assert clean.draw is None
+    assert clean.graphs["train"] is clean.graphs["test"]
+    for graph in (clean.graphs["train"], noisy.graphs["test"], noisy.draw(3)):
         assert bool((graph.edge_index[1].diff() >= 0).all())  # as aggregations read them fastest
-    assert torch.equal(clean["train"].x, config.table.data.x)
+    assert torch.equal(clean.graphs["train"].x, config.table.data.x)
 
 
 def test_every_network_is_measured_under_both_conditions(config: Config, result: StudyResult) -> None:

@@ -227,11 +227,15 @@ class GraphStudy:
 
     @contextmanager
     def _seeded(self, seed: int) -> Iterator[None]:
-        """PyTorch's generators, of weights and dropout, as they were afterwards."""
-        where = torch.device(self.device)
+        """Seeds PyTorch's generators, of weights and dropout, and lets a GPU round products to TF32, for a while."""
+        where, precision = torch.device(self.device), torch.get_float32_matmul_precision()
         with torch.random.fork_rng(devices=[where.index or 0] if where.type == "cuda" else []):
             torch.manual_seed(1_000 * self.seed + seed)
-            yield
+            torch.set_float32_matmul_precision("high")
+            try:
+                yield
+            finally:
+                torch.set_float32_matmul_precision(precision)
 
 
 def _name(label: str) -> str:

@@ -9,14 +9,14 @@ Three studies, which differ in their networks and their edges:
 Protocols:
 
 * *clean*: the whole graph at once, the same learning rates for every network, tried on validation nodes; scored by test
-  nodes where validation nodes are best, over seeds. Noisy edges are measured once for both directions, training,
-  validation and test nodes have a realisation each that stays, and nodes sum them over the whole graph.
+  nodes where validation nodes are best, over seeds. Noisy edges are measured once for both directions, anew in every
+  epoch of training, once for validation and once for test nodes, and nodes sum them over the whole graph.
 * *published*: as the authors' code does. 40 random parts, one learning rate, one seed, dropout in the first epoch
   alone; predictions on 5 blocks of nodes, or 10 for the large Fishnets; the mean of test scores over the last ten
   evaluations. Noisy edges are measured anew in every part, each direction on its own, and nodes sum what is in their
   part; validation nodes are tested as test nodes are. For noisy proteins the same is run once more with that mended
-  (``<network>/mended``): all networks on 5 blocks, edges measured once for both directions and once for all, halves
-  drawn, sums over the whole graph; ``gap/published`` and ``gap/mended`` are what is between the two networks.
+  (``<network>/mended``): all networks on 5 blocks, edges measured as under *clean*, halves drawn, sums over the whole
+  graph; ``gap/published`` and ``gap/mended`` are what is between the two networks.
 * *original*: DeeperGCN's own recipe: 10 random parts, Adam at 0.001, scored where validation nodes are best; on 5
   blocks of consecutive nodes, where its authors draw random ones.
 
@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -39,7 +38,7 @@ from torch import Tensor
 from fishnets.errors import ConfigError, DataError
 from fishnets.experiments.candidates import expect_choices
 from fishnets.experiments.graph_study import GraphStudy, Runs, StudyResult, paired_difference
-from fishnets.experiments.protein_graph import PARTS, ProteinGraph
+from fishnets.experiments.protein_graph import ProteinGraph
 from fishnets.experiments.records import Metric
 
 __all__ = ["PAPER", "STUDIES", "Config", "config_for", "run"]
@@ -77,7 +76,7 @@ class Config:
     models: tuple[str, ...]
     changes: tuple[tuple[str, int], ...] = ()
     learning_rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2)
-    tuning_epochs: int = 100
+    tuning_epochs: int = 60
     epochs: int = 400
     patience: int | None = None
     every: int = 5
@@ -188,7 +187,6 @@ def _make_model(config: Config, name: str, graph: Any) -> Any:
 def task_of(config: Config, name: str, seed: int = 0) -> Any:
     """What a network is trained for under the protocol, with random parts of its own for each seed."""
     from fishnets.graphs.datasets import sum_of_edges
-    from fishnets.graphs.tasks import NodeTask
 
     data = config.table.data.clone()
     if config.study == "proteins":
@@ -198,32 +196,27 @@ def task_of(config: Config, name: str, seed: int = 0) -> Any:
                 "raw/node_species.csv.gz, as ogbn-proteins has it, was expected."
             )
         data.species = torch.unique(data.node_species, return_inverse=True)[1].flatten()
-    blocks = config.blocks * (2 if name in LARGE and config.blocks > 1 and config.protocol == "published" else 1)
-    if config.protocol == "published":
-        data.x = sum_of_edges(data)
-        graphs = dict.fromkeys(PARTS, data)
-        if name.endswith(MENDED):
-            graphs = replace(config.table, data=data).realisations(config.seed)
-            for noisy in graphs.values():
-                noisy.x = sum_of_edges(noisy)  # as published, not their logarithm
-        moved = {part: graph.to(config.device) for part, graph in graphs.items()}
-        anew = config.study == "noisy-proteins" and not name.endswith(MENDED)
-        return _published_task(moved, config, blocks, seed, anew)
-    if config.protocol == "original":
+    if config.protocol != "clean":
         data.x = sum_of_edges(data)
     graph = replace(config.table, data=data)
-    drawn = config.study == "noisy-proteins"
-    graphs = graph.realisations(config.seed) if drawn else dict.fromkeys(PARTS, graph.by_target())
-    moved = {part: graph.to(config.device) for part, graph in graphs.items()}
-    return NodeTask(moved, parts=config.parts, test_parts=blocks, seed=1_000 * config.seed + seed)
+    published, noisy = config.protocol == "published", config.study == "noisy-proteins"
+    twice = published and name in LARGE and config.blocks > 1
+    options: dict[str, Any] = {"parts": config.parts, "test_parts": 2 * config.blocks if twice else config.blocks}
+    if published:
+        options["kind"] = _published_task(noisy and not name.endswith(MENDED))
+    if noisy and (not published or name.endswith(MENDED)):
+        return graph.noisy_task(config.seed, seed, config.device, log=config.protocol == "clean", **options)
+    return graph.clean_task(config.seed, seed, config.device, **options)
 
 
-def _published_task(graphs: Any, config: Config, blocks: int, seed: int, anew: bool) -> Any:
+def _published_task(anew: bool) -> Any:
     """Training and tests as the authors' code does them, with edges that are measured anew or not."""
     from fishnets.graphs.noise import EdgeNoise
     from fishnets.graphs.tasks import NodeTask
 
     class Published(NodeTask):
+        law: Any = "train"
+
         def losses(self, model: Any, epoch: int) -> Iterator[Tensor]:
             if epoch > 0:
                 model.eval()  # the code never goes back to training mode: dropout is active in the first epoch alone
@@ -236,12 +229,11 @@ def _published_task(graphs: Any, config: Config, blocks: int, seed: int, anew: b
 
         def predict(self, model: Any, graph: Any) -> Tensor:
             if anew:  # in every part, whose nodes sum what is in it
-                seeds = torch.Generator().manual_seed(int(torch.randint(2**31, ())))
-                noise = EdgeNoise(copy(graph).cpu(), published=True)  # a copy: graphs are moved in place
-                graph = noise.draw(self.law, seeds).to(config.device)  # type: ignore[arg-type]
+                seeds = torch.Generator(graph.edge_index.device).manual_seed(int(torch.randint(2**31, ())))
+                graph = EdgeNoise(graph, published=True).draw(self.law, seeds)
             return super().predict(model, graph)
 
-    return Published(graphs, parts=config.parts, test_parts=blocks, seed=1_000 * config.seed + seed)
+    return Published
 
 
 def read_proteins(folder: Path | None) -> ProteinGraph:

@@ -140,6 +140,7 @@ class DeeperGCN(nn.Module):
         edge_attr: Tensor | None = None,
         batch: Tensor | None = None,
         species: Tensor | None = None,
+        batch_size: int | None = None,
     ) -> Tensor:
         """Predicts for every node or, with ``pool``, for every graph.
 
@@ -149,6 +150,7 @@ class DeeperGCN(nn.Module):
             edge_attr: Features of the edges, shape (E, edge_dim), where the network was made for them.
             batch: Graph of each node, shape (N,), read by ``pool`` alone; one graph by default.
             species: Species of each node, from 0 to ``one_hot`` - 1, shape (N,), where the network was made for them.
+            batch_size: Number of graphs B; where it is given, nothing waits for a GPU to count them.
 
         Returns:
             Outputs of the nodes, shape (N, num_outputs), or of the graphs, shape (B, num_outputs).
@@ -165,7 +167,7 @@ class DeeperGCN(nn.Module):
             x = layer(x, edge_index, edge)
         x = first.act(first.norm(x)) if self.last_activation else first.norm(x)
         x = functional.dropout(x, self.dropout, self.training)
-        out: Tensor = self.output(x if self.pool is None else self.pool(x, batch))
+        out: Tensor = self.output(x if self.pool is None else self.pool(x, batch, dim_size=batch_size))
         return out
 
     def _expect_inputs(
@@ -226,7 +228,10 @@ class CategoryEncoder(nn.Module):
                     f"Category {column} runs from {int(x[:, column].min())} to {int(x[:, column].max())} but 0 to "
                     f"{self.sizes[column] - 1} was expected."
                 )
-        out: Tensor = functional.embedding_bag(x.long() + self.first, self.table.weight, mode="sum")
+        # a product with indicators: the gradient of a look-up adds thousands of rows into each of a few
+        place = x.long() + self.first
+        known = self.table.weight.new_zeros(len(x), self.table.num_embeddings).scatter_(1, place, 1.0)
+        out: Tensor = known @ self.table.weight
         return out
 
 

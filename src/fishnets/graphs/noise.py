@@ -11,6 +11,7 @@ code every stored direction is measured on its own, and the halves are those of 
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -56,19 +57,19 @@ class EdgeNoise:
         self.data, self.published = data, published
         ends = data.edge_index.sort(dim=0).values  # the same for both directions
         if published:
-            self.first, self.edge = torch.arange(ends.shape[1]), torch.arange(ends.shape[1])
+            self.first = self.edge = torch.arange(ends.shape[1], device=ends.device)
         else:
             pairs = torch.cat([ends.T.double(), score.double()], dim=1)  # parallel edges stay apart by their scores
             _, self.edge = torch.unique(pairs, dim=0, return_inverse=True)
-            self.first = torch.zeros(int(self.edge.max()) + 1 if len(self.edge) else 0, dtype=torch.int64)
-            self.first[self.edge] = torch.arange(ends.shape[1])
+            self.first = self.edge.new_zeros(int(self.edge.max()) + 1 if len(self.edge) else 0)
+            self.first[self.edge] = torch.arange(ends.shape[1], device=ends.device)
 
     def draw(self, law: Literal["train", "test"], generator: torch.Generator) -> Data:
         """A noisy version of the graph.
 
         Args:
             law: Numbers of trials: those of training or of tests.
-            generator: On the CPU; where a realisation is to stay, one with a seed of its own.
+            generator: On the device of the graph; where a realisation is to stay, one with a seed of its own.
 
         Returns:
             The graph with ``edge_attr`` (E, d + 1) and ``x``, the sum of those of the edges that end in each node,
@@ -80,19 +81,20 @@ class EdgeNoise:
         score = self.data.edge_attr[self.first].to(trials)
         counts = torch.binomial(trials.unsqueeze(1).expand_as(score), score, generator=generator)
         features = torch.cat([counts / trials.unsqueeze(1), trials.unsqueeze(1) / LARGEST], dim=1)
-        noisy = self.data.clone()
+        noisy = copy(self.data)  # whose edges are the same tensor: what is remembered of it serves all versions
         noisy.edge_attr = features[self.edge].float()
         noisy.x = sum_of_edges(noisy)
         return noisy
 
     def _trials(self, law: str, generator: torch.Generator) -> Tensor:
         """Number of trials of every measurement, float32."""
-        ranges, num = torch.tensor(LAWS[law]), len(self.first)
+        num, device = len(self.first), self.first.device
+        ranges = torch.tensor(LAWS[law], device=device)
         if self.published:
-            which = torch.arange(num) * len(ranges) // max(1, num)
+            which = torch.arange(num, device=device) * len(ranges) // max(1, num)
         else:
-            which = torch.randint(len(ranges), (num,), generator=generator)
+            which = torch.randint(len(ranges), (num,), generator=generator, device=device)
         low, high = ranges[which].T
-        beyond = (torch.rand(num, generator=generator) * (high - low)).floor()
+        beyond = (torch.rand(num, generator=generator, device=device) * (high - low)).floor()
         trials: Tensor = torch.minimum(low + beyond, high - 1).float()
         return trials

@@ -162,11 +162,12 @@ class _Training:
 
     def __init__(self, model: nn.Module, recipe: Recipe, checkpoint: Path | None) -> None:
         self.model, self.recipe, self.checkpoint = model, recipe, checkpoint
-        self.optimizer = torch.optim.Adam(model.parameters(), lr=recipe.learning_rate)
+        self.device = next(model.parameters()).device
+        fused = self.device.type == "cuda"
+        self.optimizer = torch.optim.Adam(model.parameters(), lr=recipe.learning_rate, fused=fused)
         self.curves, self.epoch, self.seconds = Curves(), 0, 0.0
         self.best: dict[str, Any] = {}
         self.recent: list[Tensor] = []
-        self.device = next(model.parameters()).device
         if checkpoint is not None and checkpoint.exists():
             self._restore(torch.load(checkpoint, map_location="cpu", weights_only=True))
 

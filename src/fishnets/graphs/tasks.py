@@ -6,7 +6,7 @@ stays on the device the data are on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -30,8 +30,10 @@ def _loss(logits: Tensor, label: Tensor, score: Score) -> Tensor:
     """Mean loss: cross-entropy of classes, or of labels that are known, task by task."""
     if score == "accuracy":
         return cross_entropy(logits, label.flatten().long())
-    known = ~label.isnan() if label.is_floating_point() else torch.ones_like(label, dtype=torch.bool)
-    return binary_cross_entropy_with_logits(logits[known], label[known].to(logits))
+    known = ~label.isnan()  # a share of the loss each: rows taken out by a mask would wait for the device
+    return binary_cross_entropy_with_logits(
+        logits, label.nan_to_num().to(logits), weight=known.to(logits) * (known.numel() / known.sum())
+    )
 
 
 def _score(logits: Tensor, label: Tensor, score: Score) -> float:
@@ -62,6 +64,7 @@ class NodeTask:
             between parts are left out. 1 for the whole graph.
         test_parts: Number of parts, of consecutive nodes, on which scores are predicted. 1 for the whole graph.
         seed: Seed of the random parts.
+        draw: Makes the graph of training nodes for an epoch, counted from 0, where it is not the same in all.
 
     Example:
         >>> from torch_geometric.data import Data
@@ -79,6 +82,7 @@ class NodeTask:
         parts: int = 1,
         test_parts: int = 1,
         seed: int = 0,
+        draw: Callable[[int], Data] | None = None,
     ) -> None:
         expect_positive(parts=parts, test_parts=test_parts)
         self.graphs: Mapping[str, Data] = (
@@ -90,11 +94,11 @@ class NodeTask:
         for part, graph in self.graphs.items():
             if not bool(graph[f"{part}_mask"].any()):
                 raise DataError(f"No node is in the part {part!r} of the split.")
-        self.score, self.parts, self.test_parts, self.seed = score, parts, test_parts, seed
+        self.score, self.parts, self.test_parts, self.seed, self.draw = score, parts, test_parts, seed, draw
 
     def losses(self, model: nn.Module, epoch: int) -> Iterator[Tensor]:
         """Losses of the training nodes, one for each part that has some."""
-        graph = self.graphs["train"]
+        graph = self.graphs["train"] if self.draw is None else self.draw(epoch)
         generator = torch.Generator().manual_seed(1_000_003 * self.seed + epoch)
         parts = [graph] if self.parts == 1 else self._cut(graph, random_parts(graph.num_nodes, self.parts, generator))
         for part in parts:
@@ -171,5 +175,5 @@ class GraphTask:
         return found
 
     def _predict(self, model: Any, batch: Data) -> Tensor:
-        logits: Tensor = model(batch.x, batch.edge_index, batch.edge_attr, batch.batch)
+        logits: Tensor = model(batch.x, batch.edge_index, batch.edge_attr, batch.batch, batch_size=batch.num_graphs)
         return logits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,6 +74,19 @@ def test_atoms_beyond_the_table_are_named(molecules: Molecules) -> None:
         model = make_model(config_for("smoke", "clean", table=molecules), "gcn-7")
     with pytest.raises(DataError, match=r"Category 3 runs from \d+ to 12 but 0 to 11 was expected"):
         model(batch.x, batch.edge_index, batch.edge_attr, batch.batch)
+
+
+def test_strange_categories_are_named_where_they_are_read(tmp_path: Path) -> None:
+    folder = molecule_folder(tmp_path)
+    path = folder / "raw" / "node-feat.csv.gz"
+    rows = [line.split(",") for line in gzip.decompress(path.read_bytes()).decode().splitlines()]
+    rows[5][3] = str(ATOMS[3])
+    path.write_bytes(gzip.compress("".join(",".join(row) + "\n" for row in rows).encode()))
+    with pytest.raises(DataError, match=r"Column 3 of the atoms in .* runs from \d+ to 12 but 0 to 11 was expected"):
+        read_molecules(folder)
+    path.write_bytes(gzip.compress("".join(",".join(row[:8]) + "\n" for row in rows).encode()))
+    with pytest.raises(DataError, match="has 8 columns of features of atoms but 9 were expected"):
+        read_molecules(folder)
 
 
 def test_missing_data_say_where_they_come_from(tmp_path: Path) -> None:

@@ -165,3 +165,17 @@ def test_missing_data_say_where_they_come_from(tmp_path: Path) -> None:
         read_proteins(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match="expected smoke, quick or paper, and clean, published or original"):
         config_for("paper", "other", table=None)  # type: ignore[arg-type]
+
+
+def test_networks_of_table_1_have_the_stated_settings(graph: ProteinGraph) -> None:
+    published = config_for("paper", "published", table=graph, study="proteins")
+    assert [published.rates(name) for name in ("gcn-112", "fishnets-16")] == [(1e-2,), (5e-3,)]
+    assert (published.parts, published.blocks, published.epochs, published.as_the_code) == (10, 5, 1_000, False)
+    assert config_for("paper", "clean", table=graph, study="proteins").parts == 10  # too deep for the whole
+
+
+def test_published_networks_are_tested_on_more_and_on_fewer_blocks(graph: ProteinGraph) -> None:
+    config = replace(config_for("smoke", "published", table=graph), models=("gcn-small",))
+    metrics = run(config).metrics
+    assert all(0 <= metrics[f"at_end/{blocks}-blocks/gcn-small"].value <= 1 for blocks in (40, 10, 5, 1))
+    assert "at_end/1-blocks/gcn-small" not in run(replace(config, protocol="original")).metrics

@@ -141,9 +141,10 @@ def test_the_best_rate_is_that_of_the_validation_nodes(config: Config, monkeypat
         return {"valid": type("Found", (), {"value": scores[rate]})}
 
     monkeypatch.setattr(study, "run", measured)
-    assert study.best_rate("x", object, None, Recipe(1, 1.0), (0.1, 0.2, 0.3, 0.4), 0) == 0.2  # type: ignore[arg-type]
+    found = study.tried("x", object, None, Recipe(1, 1.0), (0.1, 0.2, 0.3, 0.4), 0)  # type: ignore[arg-type]
+    assert max(found, key=lambda rate: found[rate]) == 0.2
     with pytest.raises(NonFiniteLossError, match="x diverges at every rate"):
-        study.best_rate("x", object, None, Recipe(1, 1.0), (0.4,), 0)  # type: ignore[arg-type]
+        study.tried("x", object, None, Recipe(1, 1.0), (0.4,), 0)  # type: ignore[arg-type]
 
 
 def test_configs(graph: ProteinGraph) -> None:
@@ -165,3 +166,10 @@ def test_the_record_has_figures_and_a_page(result: StudyResult, tmp_path: Path) 
     page = yeast_page(tmp_path)
     assert "### noisy" in page
     assert "| fishnets |" in page
+
+
+def test_the_share_of_noise_is_smaller_in_sums(config: Config, result: StudyResult) -> None:
+    for law in ("train", "test"):
+        edges, nodes = (result.metrics[f"noise/{what}/{law}"].value for what in ("edges", "nodes"))
+        assert 0 < nodes < edges < 1
+    assert result.metrics["tasks_scored/valid"].value <= config.table.data.y.shape[1]

@@ -32,6 +32,14 @@ def test_directions_of_an_edge_are_one_measurement() -> None:
     assert not torch.equal(published.edge_attr[::2], published.edge_attr[1::2])
 
 
+def test_directions_are_found_where_no_edges_are_parallel() -> None:
+    edge_index = torch.tensor([[0, 2, 1, 1, 0], [1, 1, 0, 2, 0]])
+    score = torch.tensor([[0.3], [0.6], [0.3], [0.6], [0.9]])
+    noisy = EdgeNoise(Data(edge_index=edge_index, edge_attr=score, num_nodes=3)).draw("train", seeded(7)).edge_attr
+    assert torch.equal(noisy[:2], noisy[2:4])
+    assert len(noisy.unique(dim=0)) == 3
+
+
 @pytest.mark.parametrize("published", [False, True])
 def test_counts_are_binomial(published: bool) -> None:
     data = graph()

@@ -114,3 +114,33 @@ def test_what_is_refused() -> None:
         NodeTask(graph(valid_mask=torch.zeros(N, dtype=torch.bool)))
     with pytest.raises(ConfigError, match="parts"):
         NodeTask(graph(), parts=0)
+
+
+def test_random_test_parts_stay_and_give_every_node_its_own_scores() -> None:
+    data, model = graph(), Linear(2)
+    task = NodeTask(data, test_parts=4, random_test_parts=True, seed=3)
+    assert task.evaluate(model) == NodeTask(data).evaluate(model)  # of a network that sees no edges
+    first = model.seen[:4]
+    assert [nodes for nodes, _ in first] == [N // 4] * 4
+    task.evaluate(model)
+    assert model.seen[-4:] == first
+    NodeTask(data, test_parts=4).evaluate(model)
+    assert model.seen[-4:] != first
+
+
+def test_training_nodes_may_see_another_graph_in_every_epoch() -> None:
+    data, model = graph(), Linear(2)
+    task = NodeTask(data, draw=lambda epoch: graph(x=data.x + epoch))
+    losses = [next(task.losses(model, epoch)).item() for epoch in (0, 1, 0)]
+    assert losses[0] == losses[2] != losses[1]
+    assert losses[0] == next(NodeTask(data).losses(model, 0)).item()
+
+
+def test_tasks_with_one_class_are_counted_out() -> None:
+    data = graph()
+    assert NodeTask(data).tasks_scored() == {"valid": 2, "test": 2}
+    data.y[data.test_mask, 1] = 0
+    assert NodeTask(data).tasks_scored() == {"valid": 2, "test": 1}
+    data.y[data.test_mask, 0] = 1
+    with pytest.raises(DataError, match="No task has positives and negatives in the part 'test'"):
+        NodeTask(data)

@@ -228,7 +228,7 @@ def _costs(metrics: Mapping[str, Metric], label: str) -> list[str]:
     epochs, seconds, weights, rate = (
         metrics[f"{what}/{label}"].value for what in ("epochs_to_best", "seconds_to_best", "weights", "learning-rate")
     )
-    return [f"{epochs:.0f}", f"{seconds:.0f}", f"{weights:,.0f}", f"{rate:g}"]
+    return [f"{epochs:.0f}", f"{seconds:.1f}" if seconds < 10 else f"{seconds:.0f}", f"{weights:,.0f}", f"{rate:g}"]
 
 
 def _figures(folder: Path, record: Record) -> list[str]:

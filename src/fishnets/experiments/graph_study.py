@@ -2,7 +2,8 @@
 
 Every network of a study has the same budget: a short run at each learning rate, the best of which, on validation data,
 is used in the long runs. A long run is scored by the test data where it is best on validation data. How long an epoch
-takes is measured in a run of its own, so that long runs may share a machine.
+takes is measured in a run of its own, so that long runs may share a machine. A task with a method ``at_end`` has the
+weights that were best measured once more, by the scores it returns.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Curve", "GraphStudy", "Runs", "StudyResult", "fingerprint", "paired_difference", "spread"]
 
 MEASURES = ("test", "valid", "epochs_to_best", "last")
+AT_END = "at_end/"
 TIMED = 10  # epochs
 LAST = 10  # evaluations, whose spread the paper reports
 
@@ -46,10 +48,16 @@ class Curve:
 
 @dataclass(frozen=True, eq=False)
 class Runs:
-    """Long runs of a network: measures by name, a value for each seed, and the curve of the first."""
+    """Long runs of a network: measures by name, a value for each seed, and the curve of the first.
+
+    Also the learning rate, the validation scores of all rates that were tried, and how many tasks were scored, by the
+    part of the split.
+    """
 
     seeds: tuple[int, ...]
     rate: float
+    tried: dict[float, float]
+    scored: dict[str, int]
     weights: int
     seconds_per_epoch: float
     measures: dict[str, Tensor]
@@ -65,6 +73,9 @@ class Runs:
         found[f"last_evaluations/{label}"] = Metric(
             float(self.measures["last"].mean()), float(self.measures["last_spread"].mean())
         )
+        found |= {f"tuning/{label}/{rate:g}": Metric(valid, 0.0) for rate, valid in self.tried.items()}
+        found |= {f"{name}/{label}": spread(more) for name, more in self.measures.items() if name.startswith(AT_END)}
+        found |= {f"tasks_scored/{part}": Metric(float(tasks), 0.0) for part, tasks in self.scored.items()}
         return found | {
             f"learning-rate/{label}": Metric(self.rate, 0.0),
             f"weights/{label}": Metric(float(self.weights), 0.0),
@@ -159,20 +170,25 @@ class GraphStudy:
             seeds: Seeds of the long runs; the first is also that of the short ones.
         """
         task_of = task if callable(task) else lambda _: task
-        rate = rates[0] if len(rates) == 1 else self.best_rate(label, make, task_of(seeds[0]), short, rates, seeds[0])
+        first, tried = task_of(seeds[0]), {}
+        if len(rates) > 1:
+            tried = self.tried(label, make, first, short, rates, seeds[0])
+        rate = max(tried, key=lambda one: tried[one]) if tried else rates[0]
         found = [self.run(label, make, task_of(seed), replace(long, learning_rate=rate), seed) for seed in seeds]
-        measures = {name: torch.tensor([one[name].value for one in found], dtype=torch.float64) for name in MEASURES}
+        names = [*MEASURES, *(name for name in found[0] if name.startswith(AT_END))]
+        measures = {name: torch.tensor([one[name].value for one in found], dtype=torch.float64) for name in names}
         measures["last_spread"] = torch.tensor([one["last"].error for one in found], dtype=torch.float64)
         depends = self.depends | {"label": label, "timed": TIMED}
-        timed = partial(self._time, make, task_of(seeds[0]), replace(long, learning_rate=rate))
+        timed = partial(self._time, make, first, replace(long, learning_rate=rate))
         seconds = self.parts.measured(f"{_name(label)}-time", depends, timed)
-        weights = int(found[0]["weights"].value)
-        return Runs(tuple(seeds), rate, weights, seconds["epoch"].value, measures, _curve(found[0]))
+        scored: dict[str, int] = getattr(first, "tasks_scored", dict)()
+        weights, curve = int(found[0]["weights"].value), _curve(found[0])
+        return Runs(tuple(seeds), rate, tried, scored, weights, seconds["epoch"].value, measures, curve)
 
-    def best_rate(
+    def tried(
         self, label: str, make: Callable[[], Any], task: Task, recipe: Any, rates: Sequence[float], seed: int
-    ) -> float:
-        """The learning rate with the best validation score; one at which training diverges is left out."""
+    ) -> dict[float, float]:
+        """Validation scores of learning rates; one at which training diverges is left out."""
         found = {}
         for rate in rates:
             try:
@@ -181,7 +197,7 @@ class GraphStudy:
                 continue
         if not found:
             raise NonFiniteLossError(f"{label} diverges at every rate of {list(rates)}.")
-        return max(found, key=lambda rate: found[rate])
+        return found
 
     def run(self, label: str, make: Callable[[], Any], task: Task, recipe: Any, seed: int) -> dict[str, Metric]:
         """What one run measured, now or before."""
@@ -203,11 +219,13 @@ class GraphStudy:
         with self._seeded(seed):
             model = make().to(self.device)
             curves = fit(model, task, recipe, unfinished)
+            more: Mapping[str, float] = getattr(task, "at_end", lambda _: {})(model)
         last = torch.tensor(curves.scores["test"][-LAST:], dtype=torch.float64)
         found = {name: Metric(curves.at_best(name), 0.0) for name in ("test", "valid")}
         found["epochs_to_best"] = Metric(float(curves.epochs_to_best), 0.0)
         found["last"] = spread(last)
         found["weights"] = Metric(float(sum(p.numel() for p in model.parameters())), 0.0)
+        found |= {AT_END + name: Metric(score, 0.0) for name, score in more.items()}
         for i, epoch in enumerate(curves.epochs):
             found[f"curve/{epoch}/loss"] = Metric(curves.loss[i], 0.0)
             found |= {f"curve/{epoch}/{part}": Metric(curves.scores[part][i], 0.0) for part in ("valid", "test")}

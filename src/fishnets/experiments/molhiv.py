@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fishnets.errors import ConfigError
+from fishnets.errors import ConfigError, DataError
 from fishnets.experiments.candidates import expect_choices
 from fishnets.experiments.graph_study import GraphStudy, Runs, StudyResult, fingerprint, paired_difference
 from fishnets.experiments.records import Metric
@@ -90,8 +90,23 @@ def read_molecules(folder: Path | None) -> Molecules:
     from fishnets.graphs.graph_datasets import read_graph_dataset
 
     graphs = read_graph_dataset(folder)
+    for what, values, sizes in (("atoms", graphs.x, ATOMS), ("bonds", graphs.edge_attr, BONDS)):
+        _expect_categories(folder, what, values, sizes)
     tensors = {name: getattr(graphs, name) for name in ("x", "edge_index", "edge_attr", "y", "node_ptr", "edge_ptr")}
     return Molecules(Path(folder).name, fingerprint(**tensors, **graphs.parts), graphs)
+
+
+def _expect_categories(folder: Path, what: str, values: Any, sizes: tuple[int, ...]) -> None:
+    """Raises unless features are categories of OGB's."""
+    if values is None or values.shape[1] != len(sizes):
+        given = "none" if values is None else f"{values.shape[1]} columns"
+        raise DataError(f"{folder} has {given} of features of {what} but {len(sizes)} were expected, as OGB has them.")
+    for column, size in enumerate(sizes):
+        low, high = int(values[:, column].min()), int(values[:, column].max())
+        if low < 0 or high >= size:
+            raise DataError(
+                f"Column {column} of the {what} in {folder} runs from {low} to {high} but 0 to {size - 1} was expected."
+            )
 
 
 def config_for(preset: str, protocol: str, seed: int = 0, device: str = "cpu", *, table: Molecules) -> Config:

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from fishnets.errors import DataError, NonFiniteError, ShapeError, describe_rows
 
-__all__ = ["roc_auc"]
+__all__ = ["roc_auc", "tasks_with_both"]
 
 
 def roc_auc(score: Tensor, label: Tensor) -> Tensor:
@@ -50,6 +50,16 @@ def roc_auc(score: Tensor, label: Tensor) -> Tensor:
     lower_or_equal = below.gather(1, torch.searchsorted(ordered, ordered, right=True))
     twice = (positive[scored].gather(1, order) * (lower + lower_or_equal)).sum(1)
     return (twice.double() / (2 * num_pairs[scored]).double()).mean()
+
+
+def tasks_with_both(label: Tensor) -> Tensor:
+    """Which tasks have positives and negatives, so that their area is defined, shape (tasks,), of labels (n, tasks).
+
+    Example:
+        >>> tasks_with_both(torch.tensor([[0, 1], [1, 1]])).tolist()
+        [True, False]
+    """
+    return (label == 1).any(0) & (label == 0).any(0)
 
 
 def _checked(score: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]:

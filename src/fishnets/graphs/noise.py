@@ -59,10 +59,9 @@ class EdgeNoise:
         if published:
             self.first = self.edge = torch.arange(ends.shape[1], device=ends.device)
         else:
-            pairs = torch.cat([ends.T.double(), score.double()], dim=1)  # parallel edges stay apart by their scores
-            _, self.edge = torch.unique(pairs, dim=0, return_inverse=True)
-            self.first = self.edge.new_zeros(int(self.edge.max()) + 1 if len(self.edge) else 0)
-            self.first[self.edge] = torch.arange(ends.shape[1], device=ends.device)
+            self.first, self.edge = _numbered(ends[0] * data.num_nodes + ends[1])
+            if not torch.equal(score[self.first][self.edge], score):  # parallel edges stay apart by their scores
+                self.first, self.edge = _numbered(torch.cat([ends.T.double(), score.double()], dim=1))
 
     def draw(self, law: Literal["train", "test"], generator: torch.Generator) -> Data:
         """A noisy version of the graph.
@@ -98,3 +97,11 @@ class EdgeNoise:
         beyond = (torch.rand(num, generator=generator, device=device) * (high - low)).floor()
         trials: Tensor = torch.minimum(low + beyond, high - 1).float()
         return trials
+
+
+def _numbered(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """One place of each row that differs from others, and the number of each row among these."""
+    _, number = torch.unique(rows, dim=0, return_inverse=True)
+    first = number.new_zeros(int(number.max()) + 1 if len(number) else 0)
+    first[number] = torch.arange(len(number), device=number.device)
+    return first, number

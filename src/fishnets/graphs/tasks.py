@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from fishnets.errors import ConfigError, DataError, expect_positive
-from fishnets.graphs.metrics import roc_auc
+from fishnets.graphs.metrics import roc_auc, tasks_with_both
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -42,6 +42,15 @@ def _score(logits: Tensor, label: Tensor, score: Score) -> float:
     return float(roc_auc(logits, label))
 
 
+def _tasks_scored(labels: Mapping[str, Tensor], score: Score) -> dict[str, int]:
+    """Number of tasks that count in the scores of each part of a split; classes are no tasks."""
+    count = {} if score == "accuracy" else {part: int(tasks_with_both(label).sum()) for part, label in labels.items()}
+    for part, tasks in count.items():
+        if not tasks:
+            raise DataError(f"No task has positives and negatives in the part {part!r}: nothing can be scored there.")
+    return count
+
+
 def random_parts(num_nodes: int, num_parts: int, generator: torch.Generator) -> list[Tensor]:
     """Nodes in random order, cut into parts of about the same size.
 
@@ -62,7 +71,8 @@ class NodeTask:
         score: ``"rocauc"`` for labels of 0 and 1, ``"accuracy"`` for classes.
         parts: Number of random parts, drawn anew in each epoch, on which updates are made one after the other; edges
             between parts are left out. 1 for the whole graph.
-        test_parts: Number of parts, of consecutive nodes, on which scores are predicted. 1 for the whole graph.
+        test_parts: Number of parts on which scores are predicted. 1 for the whole graph.
+        random_test_parts: Whether these are drawn, once, and not of consecutive nodes.
         seed: Seed of the random parts.
         draw: Makes the graph of training nodes for an epoch, counted from 0, where it is not the same in all.
 
@@ -81,6 +91,7 @@ class NodeTask:
         score: Score = "rocauc",
         parts: int = 1,
         test_parts: int = 1,
+        random_test_parts: bool = False,
         seed: int = 0,
         draw: Callable[[int], Data] | None = None,
     ) -> None:
@@ -95,6 +106,8 @@ class NodeTask:
             if not bool(graph[f"{part}_mask"].any()):
                 raise DataError(f"No node is in the part {part!r} of the split.")
         self.score, self.parts, self.test_parts, self.seed, self.draw = score, parts, test_parts, seed, draw
+        self.random_test_parts = random_test_parts
+        self.tasks_scored()
 
     def losses(self, model: nn.Module, epoch: int) -> Iterator[Tensor]:
         """Losses of the training nodes, one for each part that has some."""
@@ -117,6 +130,11 @@ class NodeTask:
             for part, graph, logits in (("valid", valid, of_valid), ("test", test, of_test))
         }
 
+    def tasks_scored(self) -> dict[str, int]:
+        """Number of tasks with positives and negatives among validation and test nodes; others do not count."""
+        labels = {part: self.graphs[part].y[self.graphs[part][f"{part}_mask"]] for part in ("valid", "test")}
+        return _tasks_scored(labels, self.score)
+
     def predict(self, model: Any, graph: Data) -> Tensor:
         """Logits (N, tasks) of the nodes of a graph, or of a part of one."""
         more = {"species": graph.species} if "species" in graph else {}
@@ -127,8 +145,12 @@ class NodeTask:
         """Logits of all nodes, part by part."""
         if self.test_parts == 1:
             return self.predict(model, graph)
-        blocks = torch.arange(graph.num_nodes).tensor_split(self.test_parts)
-        return torch.cat([self.predict(model, part) for part in self._cut(graph, blocks)])
+        nodes = torch.arange(graph.num_nodes)
+        if self.random_test_parts:
+            nodes = torch.randperm(graph.num_nodes, generator=torch.Generator().manual_seed(self.seed))
+        blocks = [block.sort().values for block in nodes.tensor_split(self.test_parts)]
+        logits = torch.cat([self.predict(model, part) for part in self._cut(graph, blocks)])
+        return logits[torch.cat(blocks).argsort().to(logits.device)]
 
     def _cut(self, graph: Data, parts: Iterable[Tensor]) -> Iterator[Data]:
         """The graphs of some nodes each, in the order of the nodes."""
@@ -156,6 +178,7 @@ class GraphTask:
                 raise DataError(f"No graph is in the part {part!r} of the split.")
         self.graphs, self.batch_size, self.test_batch_size = graphs, batch_size, test_batch_size
         self.score, self.seed = score, seed
+        self.tasks_scored()
 
     def losses(self, model: nn.Module, epoch: int) -> Iterator[Tensor]:
         """Losses of batches of training graphs."""
@@ -173,6 +196,11 @@ class GraphTask:
             logits, label = (torch.cat(several) for several in zip(*batches, strict=True))
             found[part] = _score(logits, label, self.score)
         return found
+
+    def tasks_scored(self) -> dict[str, int]:
+        """Number of tasks with positives and negatives among validation and test graphs; others do not count."""
+        parts = {part: self.graphs.parts[part].to(self.graphs.y.device) for part in ("valid", "test")}
+        return _tasks_scored({part: self.graphs.y[graphs] for part, graphs in parts.items()}, self.score)
 
     def _predict(self, model: Any, batch: Data) -> Tensor:
         logits: Tensor = model(batch.x, batch.edge_index, batch.edge_attr, batch.batch, batch_size=batch.num_graphs)

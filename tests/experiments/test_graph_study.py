@@ -102,8 +102,18 @@ def test_a_rate_that_diverges_is_left_out() -> None:
 
 
 def test_a_long_run_that_diverges_is_an_error() -> None:
-    with pytest.raises(NonFiniteLossError, match="The loss became nan in epoch 16"):  # short runs end at 1 and 3
-        climbed(Climb(peak=3.0, cliff=4.4), (0.1, 0.3))
+    with pytest.raises(NonFiniteLossError, match=r"^climb diverges at the rate 0\.3 with seed 0; try smaller"):
+        climbed(Climb(peak=3.0, cliff=4.4), (0.1, 0.3))  # short runs end at 1 and 3
+
+
+def test_a_run_that_diverged_is_not_trained_again(tmp_path: Path) -> None:
+    made = []
+    for _ in range(2):
+        with pytest.raises(NonFiniteLossError, match="every rate"):
+            make = lambda: made.append(1) or flat()  # noqa: E731
+            study(tmp_path).runs("climb", make, Climb(cliff=5.0), SHORT, LONG, (1.0, 2.0), (0,))
+    assert len(made) == 2
+    assert not list(tmp_path.glob("*.pt"))
 
 
 def test_a_single_rate_is_used_untried() -> None:
@@ -279,8 +289,8 @@ def test_difference_of_a_single_seed_has_no_error(any_runs: Runs) -> None:
 
 def test_spread_is_over_seeds_in_double_precision() -> None:
     assert spread(torch.tensor([0.25])) == Metric(0.25, 0.0)
-    values = torch.tensor([2.0**24, 2.0**24 + 2, 2.0**24 + 4])  # whose sum float32 cannot hold
-    assert spread(values) == Metric(2.0**24 + 2, 2.0)
+    values = torch.tensor([2.0**24, 2.0**24 + 2])  # whose mean float32 cannot hold
+    assert spread(values) == Metric(2.0**24 + 1, math.sqrt(2))
 
 
 def test_fingerprint_is_of_names_kinds_shapes_and_numbers() -> None:

@@ -10,13 +10,13 @@ import pytest
 import torch
 from tests.graphs.folders import protein_folder
 
-from fishnets.errors import ConfigError, NonFiniteLossError
+from fishnets.errors import ConfigError
 from fishnets.experiments import EXPERIMENTS
 from fishnets.experiments.graph_pages import yeast_page
 from fishnets.experiments.graph_study import GraphStudy, StudyResult, paired_difference
 from fishnets.experiments.protein_graph import ProteinGraph, read_graph
 from fishnets.experiments.records import Record, versions, write_record
-from fishnets.experiments.yeast import METHODS, Config, config_for, make_model, run, study_of, task_of
+from fishnets.experiments.yeast import METHODS, Config, config_for, make_model, run, task_of
 from fishnets.graphs.datasets import sum_of_edges
 
 
@@ -126,25 +126,6 @@ def test_an_interrupted_run_continues(config: Config, tmp_path: Path, monkeypatc
     again = run(only, tmp_path)
     assert again.runs["sum/clean"].curve == whole.runs["sum/clean"].curve
     assert not list(tmp_path.glob("*.pt"))
-
-
-def test_the_best_rate_is_that_of_the_validation_nodes(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fishnets.graphs.selection import Recipe
-
-    study = study_of(config, None)
-    scores = {0.1: 0.6, 0.2: 0.8, 0.3: 0.7}
-
-    def measured(*given: object) -> dict[str, object]:
-        rate = given[-2].learning_rate  # type: ignore[attr-defined]
-        if rate == 0.4:
-            raise NonFiniteLossError("The loss became nan.")
-        return {"valid": type("Found", (), {"value": scores[rate]})}
-
-    monkeypatch.setattr(study, "run", measured)
-    found = study.tried("x", object, None, Recipe(1, 1.0), (0.1, 0.2, 0.3, 0.4), 0)  # type: ignore[arg-type]
-    assert max(found, key=lambda rate: found[rate]) == 0.2
-    with pytest.raises(NonFiniteLossError, match="x diverges at every rate"):
-        study.tried("x", object, None, Recipe(1, 1.0), (0.4,), 0)  # type: ignore[arg-type]
 
 
 def test_configs(graph: ProteinGraph) -> None:

@@ -153,7 +153,8 @@ def test_a_file_that_is_not_whole_is_refused(tmp_path):
     found = one(tmp_path, "1,2\n3,4\n")
     path, whole = found.path("raw/it"), found.path("raw/it").read_bytes()
     wrong_sum = whole[:-8] + bytes(byte ^ 1 for byte in whole[-8:-4]) + whole[-4:]
-    for damaged in (whole[:-4], whole[:5], whole + b"more", wrong_sum, b"PK\x03\x04"):
+    garbled = whole[:10] + b"\xff\xff" + whole[12:]
+    for damaged in (whole[:-4], whole[:5], whole + b"more", wrong_sum, garbled, b"PK\x03\x04"):
         path.write_bytes(damaged)
         with pytest.raises(FileFormatError, match=r"it\.csv\.gz is damaged or not compressed with gzip: "):
             found.table("raw/it", np.float64)

@@ -10,6 +10,7 @@ from tests.graphs.layers import finite_gradients, seeded  # noqa: F401 one is a 
 from torch import Tensor
 from torch_geometric.nn import SAGEConv
 
+from fishnets.errors import ConfigError
 from fishnets.graphs.pna import PNAAggregation
 
 WIDTH = 3
@@ -117,3 +118,16 @@ def test_layer_of_torch_geometric_takes_it_and_resets_it(pna, messages, device, 
     before = pna.linear.weight.clone()
     layer.reset_parameters()
     assert not torch.equal(pna.linear.weight, before)
+
+
+def test_bounds_say_as_much_as_an_index() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        aggregation, x = PNAAggregation(3, torch.tensor([1, 1, 1])), torch.randn(3, 3)
+    by_index = aggregation(x, torch.tensor([0, 0, 2]), dim_size=3)
+    torch.testing.assert_close(aggregation(x, ptr=torch.tensor([0, 2, 2, 3])), by_index)
+
+
+def test_degrees_without_messages_are_refused() -> None:
+    with pytest.raises(ConfigError, match="counts no node with messages"):
+        PNAAggregation(3, torch.tensor([5, 0]))

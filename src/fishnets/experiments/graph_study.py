@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fishnets.errors import NonFiniteLossError
+from fishnets.errors import ConfigError, NonFiniteError, NonFiniteLossError
 from fishnets.experiments.parts import Parts
 from fishnets.experiments.records import Metric, metric
 from fishnets.inference.efficiency import mean_with_error
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Curve", "GraphStudy", "Runs", "StudyResult", "fingerprint", "paired_difference", "spread"]
 
 MEASURES = ("test", "valid", "epochs_to_best", "last")
-AT_END = "at_end/"
+AT_END, DIVERGED = "at_end/", "diverged"
 TIMED = 10  # epochs
 LAST = 10  # evaluations, whose spread the paper reports
 
@@ -109,6 +109,8 @@ def paired_difference(one: Runs, other: Runs) -> Metric:
     With the error of the mean; 0, which is none, for a single seed.
     """
     both = [seed for seed in one.seeds if seed in other.seeds]
+    if not both:
+        raise ConfigError(f"Runs with the seeds {one.seeds} and {other.seeds} have none in common to be paired by.")
     scores = [[runs.measures["test"][runs.seeds.index(seed)] for seed in both] for runs in (one, other)]
     ahead = torch.stack(scores[0]) - torch.stack(scores[1])
     return metric(mean_with_error(ahead)) if len(both) > 1 else Metric(float(ahead.mean()), 0.0)
@@ -175,6 +177,9 @@ class GraphStudy:
             tried = self.tried(label, make, first, short, rates, seeds[0])
         rate = max(tried, key=lambda one: tried[one]) if tried else rates[0]
         found = [self.run(label, make, task_of(seed), replace(long, learning_rate=rate), seed) for seed in seeds]
+        for seed, one in zip(seeds, found, strict=True):
+            if DIVERGED in one:
+                raise NonFiniteLossError(f"{label} diverges at the rate {rate:g} with seed {seed}; try smaller ones.")
         names = [*MEASURES, *(name for name in found[0] if name.startswith(AT_END))]
         measures = {name: torch.tensor([one[name].value for one in found], dtype=torch.float64) for name in names}
         measures["last_spread"] = torch.tensor([one["last"].error for one in found], dtype=torch.float64)
@@ -189,18 +194,14 @@ class GraphStudy:
         self, label: str, make: Callable[[], Any], task: Task, recipe: Any, rates: Sequence[float], seed: int
     ) -> dict[float, float]:
         """Validation scores of learning rates; one at which training diverges is left out."""
-        found = {}
-        for rate in rates:
-            try:
-                found[rate] = self.run(label, make, task, replace(recipe, learning_rate=rate), seed)["valid"].value
-            except NonFiniteLossError:
-                continue
+        runs = {rate: self.run(label, make, task, replace(recipe, learning_rate=rate), seed) for rate in rates}
+        found = {rate: one["valid"].value for rate, one in runs.items() if DIVERGED not in one}
         if not found:
             raise NonFiniteLossError(f"{label} diverges at every rate of {list(rates)}.")
         return found
 
     def run(self, label: str, make: Callable[[], Any], task: Task, recipe: Any, seed: int) -> dict[str, Metric]:
-        """What one run measured, now or before."""
+        """What one run measured, now or before; :data:`DIVERGED` alone where its loss did not stay finite."""
         depends = self.depends | {"label": label, "recipe": asdict(recipe), "run": seed}
         name = f"{_name(label)}-{recipe.learning_rate:g}-{recipe.epochs}-{seed}"
         # an interrupted run continues: its file is named by all that it depends on, and goes when the run is over
@@ -218,7 +219,10 @@ class GraphStudy:
 
         with self._seeded(seed):
             model = make().to(self.device)
-            curves = fit(model, task, recipe, unfinished)
+            try:
+                curves = fit(model, task, recipe, unfinished)
+            except (NonFiniteLossError, NonFiniteError):  # of the loss or of scores
+                return {DIVERGED: Metric(1.0, 0.0)}
             more: Mapping[str, float] = getattr(task, "at_end", lambda _: {})(model)
         last = torch.tensor(curves.scores["test"][-LAST:], dtype=torch.float64)
         found = {name: Metric(curves.at_best(name), 0.0) for name in ("test", "valid")}

@@ -6,8 +6,11 @@ that adds what it aggregates to a node's features needs their width again.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch_geometric.nn.aggr import Aggregation, DegreeScalerAggregation
+
+from fishnets.errors import ConfigError
 
 __all__ = ["PNAAggregation"]
 
@@ -31,6 +34,8 @@ class PNAAggregation(Aggregation):  # type: ignore[misc]
 
     def __init__(self, channels: int, degrees: Tensor) -> None:
         super().__init__()
+        if not bool((degrees[1:] > 0).any()):
+            raise ConfigError("`degrees` counts no node with messages, but PNA scales by their mean logarithm.")
         self.statistics = DegreeScalerAggregation(list(STATISTICS), list(SCALERS), degrees)
         self.linear = nn.Linear(len(STATISTICS) * len(SCALERS) * channels, channels)
 
@@ -48,5 +53,8 @@ class PNAAggregation(Aggregation):  # type: ignore[misc]
         dim: int = -2,
     ) -> Tensor:
         """Aggregates messages (E, channels) to features (N, channels)."""
-        out: Tensor = self.linear(self.statistics(x, index, ptr, dim_size, dim))
+        if index is None and ptr is not None:  # degrees are counted by index
+            index = torch.repeat_interleave(ptr.diff(), output_size=x.shape[dim])
+            dim_size = len(ptr) - 1 if dim_size is None else dim_size
+        out: Tensor = self.linear(self.statistics(x, index, None, dim_size, dim))
         return out

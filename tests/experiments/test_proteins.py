@@ -94,6 +94,10 @@ def test_the_published_noise_is_drawn_anew_in_every_part(graph: ProteinGraph) ->
     assert not torch.equal(seen[0][1], seen[1][1])
     trials = 200 * seen[0][1][:, -1]
     assert bool(((trials < 50) | (trials > 169)).all())  # validation nodes too are under the law of tests
+    half = len(trials) // 2
+    assert bool((trials[:half] < 50).all())
+    assert bool((trials[half:] > 169).all())
+    assert torch.equal(task.graphs["test"].edge_index, graph.data.edge_index)  # halves of the list as it is stored
 
 
 def test_the_gap_is_measured_as_published_and_mended(graph: ProteinGraph, tmp_path: Path) -> None:
@@ -104,10 +108,10 @@ def test_the_gap_is_measured_as_published_and_mended(graph: ProteinGraph, tmp_pa
         assert result.metrics[f"gap/{what}"].value == pytest.approx(scores[0] - scores[1])
     mended = task_of(config, "noisy-fishnets-20/mended")
     assert mended.test_parts == task_of(config, "noisy-gcn-28/mended").test_parts  # the same graphs for both
-    attr = mended.graphs["train"].edge_attr
-    assert not torch.equal(attr, mended.graphs["valid"].edge_attr)
-    total = torch.zeros(len(mended.graphs["train"].x), 9).index_add(0, mended.graphs["train"].edge_index[1], attr)
-    torch.testing.assert_close(mended.graphs["train"].x, total)
+    seen = mended.draw(0)
+    assert not torch.equal(seen.edge_attr, mended.graphs["valid"].edge_attr)
+    total = torch.zeros(len(seen.x), 9).index_add(0, seen.edge_index[1], seen.edge_attr)
+    torch.testing.assert_close(seen.x, total)
     clean = run(config_for("smoke", "clean", table=graph, study="noisy-proteins"))
     assert "gap/clean" in clean.metrics
     fields = (versions(), "cpu", result.seconds, result.metrics)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fishnets.experiments.proteins import PAPER
@@ -90,10 +90,10 @@ def yeast_page(root: str | Path) -> str:
             "",
             f"`{table['name']}`, {table['num_nodes']:,} nodes (SHA-256 `{table['sha256'][:12]}…`); DeeperGCNs of "
             f"{config['num_layers']} layers that differ in their aggregation, and in width so that they have about as "
-            f"many weights. Each had the learning rates {rates} in runs of {config['tuning_epochs']} epochs, and "
-            f"{config['epochs']} epochs with the one that was best on validation nodes. ROC-AUC of the test nodes "
-            "where that of the validation nodes is best: mean and spread over seeds; differences with the error of "
-            "their mean.",
+            f"many weights. Each had the learning rates {rates} with the first seed, up to {config['epochs']:,} epochs "
+            f"or until validation nodes had not improved for {config['patience']}; the best on these was used with all "
+            "seeds. ROC-AUC of the test nodes where that of the validation nodes is best: mean and spread over seeds; "
+            "differences with the error of their mean.",
             "",
         ]
         for condition in config["conditions"]:
@@ -106,6 +106,17 @@ def yeast_page(root: str | Path) -> str:
                 rows.append([method, *scores, format_metric(ahead) if ahead else "", *cost])
             header = ["aggregation", "test ROC-AUC", "validation", "Fishnets ahead by", "ms per epoch"]
             parts += [f"### {condition}", "", markdown_table([*header, *COSTS], rows), ""]
+            labels = [f"{method}/{condition}" for method in config["methods"]]
+            parts += _tuning(metrics, labels, config["learning_rates"])
+        shares = {
+            f"{what}, law of {law}": 100 * metrics[f"noise/{what}/{law}"].value
+            for what in ("edges", "nodes")
+            for law in ("train", "test")
+            if f"noise/{what}/{law}" in metrics
+        }
+        if shares:
+            listed = ", ".join(f"{name}: {share:.2f} %" for name, share in shares.items())
+            parts += [f"Share of noise in the variance of scores on edges and of what nodes start from: {listed}.", ""]
         parts += _figures(folder, record)
     return "\n".join([*parts, "Notes on these records: [all records](../README.md).", ""])
 
@@ -125,7 +136,8 @@ def proteins_page(root: str | Path, name: str) -> str:
         table = config["table"]
         rates = ", ".join(f"{rate:g}" for rate in config["learning_rates"])
         other = "" if table["name"] == "ogbn_proteins" else ", another graph"
-        scored = "the last ten evaluations" if record.protocol == "published" else f"{len(config['seeds'])} seeds"
+        as_the_code = record.protocol == "published" and config["study"] != "proteins"
+        scored = "the last ten evaluations" if as_the_code else f"{len(config['seeds'])} seeds"
         parts += [
             f"## {record.preset} preset, {record.protocol} protocol ({record.hardware})",
             "",
@@ -143,8 +155,11 @@ def proteins_page(root: str | Path, name: str) -> str:
             rows.append([model, format_metric(score), format_metric(metrics[f"valid/{model}"]), paper, *cost])
         header = ["network", "test ROC-AUC", "best validation", "paper, on ogbn-proteins", "ms per epoch"]
         parts += [markdown_table([*header, *COSTS], rows), ""]
+        parts += _tuning(metrics, names, config["learning_rates"])
+        parts += _sweep(metrics, names)
         gaps = [f"{name.removeprefix('gap/')} {format_metric(gap)}" for name, gap in metrics.items() if "gap/" in name]
-        parts += [f"Fishnets ahead by: {', '.join(gaps)}.", ""] if gaps else []
+        one = " (one seed: no error is known)" if as_the_code else ""
+        parts += [f"Fishnets ahead by: {', '.join(gaps)}{one}.", ""] if gaps else []
         parts += _figures(folder, record)
     return "\n".join([*parts, "Notes on these records: [all records](../README.md).", ""])
 
@@ -176,6 +191,7 @@ def molhiv_page(root: str | Path) -> str:
             rows.append([model, *scores, format_metric(ahead) if ahead else "", *cost])
         header = ["network", "test ROC-AUC", "best validation", "paper", "ahead of gcn-7 by", "seconds per epoch"]
         parts += [markdown_table([*header, *COSTS], rows), ""]
+        parts += _tuning(metrics, config["models"], config["learning_rates"])
         parts += _figures(folder, record)
     return "\n".join([*parts, "Notes on these records: [all records](../README.md).", ""])
 
@@ -191,12 +207,11 @@ def arxiv_page(root: str | Path) -> str:
     for record in records:
         config = record.config
         rates = ", ".join(f"{rate:g}" for rate in config["learning_rates"])
-        tried = f" tried in runs of {config['tuning_epochs']} epochs" if len(config["learning_rates"]) > 1 else ""
         parts += [
             f"## {record.preset} preset, {record.protocol} protocol ({record.hardware})",
             "",
             f"`gcn-28` has {config['deep_layers']} layers here, Fishnets have {config['num_layers']} with p = "
-            f"{config['num_params']}; all are {config['hidden']} wide. Learning rates {rates}{tried}, up to "
+            f"{config['num_params']}; all are {config['hidden']} wide. Learning rates {rates}, up to "
             f"{config['epochs']} epochs. Accuracy of the test nodes where that of the validation nodes is best: mean "
             f"and spread over {len(config['seeds'])} seeds; the difference with the error of its mean. A seed draws "
             "weights and split; that of ogbn-arxiv is its own.",
@@ -205,6 +220,8 @@ def arxiv_page(root: str | Path) -> str:
         for graph in config["table"]:
             size = f"{graph['num_nodes']:,} nodes (SHA-256 `{graph['sha256'][:12]}…`)"
             parts += [f"### {graph['name']}", "", f"{size}.", "", _arxiv_table(record, graph["name"]), ""]
+            labels = [f"{model}/{graph['name']}" for model in config["models"]]
+            parts += _tuning(record.metrics, labels, config["learning_rates"])
         parts += _figures(folder, record)
     return "\n".join([*parts, "Notes on these records: [all records](../README.md).", ""])
 
@@ -221,6 +238,25 @@ def _arxiv_table(record: Record, graph: str) -> str:
         rows.append([model, *cells, format_metric(ahead) if ahead else "", *cost])
     header = ["network", "test accuracy", "validation", "paper", "ahead of gcn-28 by", "ms per epoch"]
     return markdown_table([*header, *COSTS], rows)
+
+
+def _tuning(metrics: Mapping[str, Metric], labels: Sequence[str], rates: Sequence[float]) -> list[str]:
+    """Validation scores of the rates that were tried."""
+    rows = []
+    for label in labels:
+        cells = {rate: metrics.get(f"tuning/{label}/{rate:g}") for rate in rates}
+        known = [f"{cell.value:.4f}" if cell else "diverged" for cell in cells.values()]
+        rows += [[label, *known]] if any(cells.values()) else []
+    header = ["validation score at the rate", *(f"{rate:g}" for rate in rates)]
+    return [markdown_table(header, rows), ""] if rows else []
+
+
+def _sweep(metrics: Mapping[str, Metric], labels: Sequence[str]) -> list[str]:
+    """Test scores of the weights that were best, as they depend on the number of blocks they are predicted on."""
+    blocks = list(dict.fromkeys(name.split("/")[1] for name in metrics if name.startswith("at_end/")))
+    rows = [[label, *(f"{metrics[f'at_end/{some}/{label}'].value:.4f}" for some in blocks)] for label in labels]
+    header = ["test ROC-AUC at the best validation", *(some.replace("-", " ") for some in blocks)]
+    return [markdown_table(header, rows), ""] if blocks else []
 
 
 def _costs(metrics: Mapping[str, Metric], label: str) -> list[str]:

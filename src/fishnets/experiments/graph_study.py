@@ -1,9 +1,9 @@
 """Studies of graph networks: learning rates tried on validation data, then runs over seeds.
 
-Every network of a study has the same budget: a short run at each learning rate, the best of which, on validation data,
-is used in the long runs. A long run is scored by the test data where it is best on validation data. How long an epoch
-takes is measured in a run of its own, so that long runs may share a machine. A task with a method ``at_end`` has the
-weights that were best measured once more, by the scores it returns.
+Every network of a study has the same budget: a run at each learning rate, the best of which, on validation data, is
+used with all seeds. A run is scored by the test data where it is best on validation data. How long an epoch takes is
+measured on its own, so that runs may share a machine. On a GPU, sums in no fixed order make runs of one seed differ; on
+a CPU they agree to the last bit, also where one was interrupted.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Curve", "GraphStudy", "Runs", "StudyResult", "fingerprint", "paired_difference", "spread"]
 
-MEASURES = ("test", "valid", "epochs_to_best", "last")
-AT_END, DIVERGED = "at_end/", "diverged"
+AT_END, CURVE, DIVERGED = "at_end/", "curve/", "diverged"  # names of what a run measured, or how they begin
 TIMED = 10  # epochs
 LAST = 10  # evaluations, whose spread the paper reports
 
@@ -48,17 +47,17 @@ class Curve:
 
 @dataclass(frozen=True, eq=False)
 class Runs:
-    """Long runs of a network: measures by name, a value for each seed, and the curve of the first.
+    """Runs of a network: measures by name, a value for each seed, and the curve of the first.
 
-    Also the learning rate, the validation scores of all rates that were tried, and how many tasks were scored, by the
-    part of the split.
+    Also the learning rate, validation scores of those that were tried, those that diverged, and how many tasks were
+    scored, by the part of the split.
     """
 
     seeds: tuple[int, ...]
     rate: float
     tried: dict[float, float]
+    diverged: tuple[float, ...]
     scored: dict[str, int]
-    weights: int
     seconds_per_epoch: float
     measures: dict[str, Tensor]
     curve: Curve
@@ -67,18 +66,19 @@ class Runs:
         """All that is recorded of them; ``label`` says which network this is, ``score`` what test data measured."""
         found = {f"{score}/{label}": spread(self.measures["test"]), f"valid/{label}": spread(self.measures["valid"])}
         epochs = self.measures["epochs_to_best"]
-        found |= {f"epochs_to_best/{label}": spread(epochs)}
+        found |= {f"{name}/{label}": spread(self.measures[name]) for name in ("epochs_to_best", "epochs_trained")}
         found |= {f"seconds_to_best/{label}": spread(self.seconds_per_epoch * epochs)}
         found |= {f"seconds_per_epoch/{label}": Metric(self.seconds_per_epoch, 0.0)}
         found[f"last_evaluations/{label}"] = Metric(
             float(self.measures["last"].mean()), float(self.measures["last_spread"].mean())
         )
         found |= {f"tuning/{label}/{rate:g}": Metric(valid, 0.0) for rate, valid in self.tried.items()}
+        found |= {f"diverged/{label}/{rate:g}": Metric(1.0, 0.0) for rate in self.diverged}
         found |= {f"{name}/{label}": spread(more) for name, more in self.measures.items() if name.startswith(AT_END)}
         found |= {f"tasks_scored/{part}": Metric(float(tasks), 0.0) for part, tasks in self.scored.items()}
         return found | {
             f"learning-rate/{label}": Metric(self.rate, 0.0),
-            f"weights/{label}": Metric(float(self.weights), 0.0),
+            f"weights/{label}": Metric(float(self.measures["weights"][0]), 0.0),
         }
 
 
@@ -154,56 +154,54 @@ class GraphStudy:
         self,
         label: str,
         make: Callable[[], Any],
-        task: Task | Callable[[int], Task],
-        short: Any,
-        long: Any,
+        task: Callable[[int], Task],
+        recipe: Any,
         rates: Sequence[float],
         seeds: Sequence[int],
+        tuning_seeds: int = 1,
     ) -> Runs:
-        """Long runs at the learning rate that is best in short ones.
+        """Runs with all seeds, at the learning rate that is best on validation data with the first of them.
 
         Args:
             label: Name of the network, in the names of its parts.
             make: Makes it, with PyTorch's global generator.
-            task: What it is trained for, or a seed to that, where it changes from seed to seed.
-            short: Recipe of a short run.
-            long: Recipe of a long run.
+            task: From a seed to what it is trained for.
+            recipe: How, at a learning rate of which nothing is kept.
             rates: Learning rates to try; a single one is used untried.
-            seeds: Seeds of the long runs; the first is also that of the short ones.
+            seeds: Seeds of the runs.
+            tuning_seeds: With how many of them every rate is tried.
         """
-        task_of = task if callable(task) else lambda _: task
-        first, tried = task_of(seeds[0]), {}
-        if len(rates) > 1:
-            tried = self.tried(label, make, first, short, rates, seeds[0])
-        rate = max(tried, key=lambda one: tried[one]) if tried else rates[0]
-        found = [self.run(label, make, task_of(seed), replace(long, learning_rate=rate), seed) for seed in seeds]
+        run = partial(self._run, label, make, task, recipe)
+        tried = {rate: [run(rate, seed) for seed in seeds[:tuning_seeds]] for rate in rates if len(rates) > 1}
+        valid = {
+            rate: float(spread(_values(some, "valid")).value)
+            for rate, some in tried.items()
+            if not any(DIVERGED in one for one in some)
+        }
+        if tried and not valid:
+            raise NonFiniteLossError(f"{label} diverges at every rate of {list(rates)}.")
+        rate = max(valid, key=lambda one: valid[one]) if valid else rates[0]
+        found = [run(rate, seed) for seed in seeds]
         for seed, one in zip(seeds, found, strict=True):
             if DIVERGED in one:
                 raise NonFiniteLossError(f"{label} diverges at the rate {rate:g} with seed {seed}; try smaller ones.")
-        names = [*MEASURES, *(name for name in found[0] if name.startswith(AT_END))]
-        measures = {name: torch.tensor([one[name].value for one in found], dtype=torch.float64) for name in names}
+        measures = {name: _values(found, name) for name in found[0] if not name.startswith(CURVE)}
         measures["last_spread"] = torch.tensor([one["last"].error for one in found], dtype=torch.float64)
-        depends = self.depends | {"label": label, "timed": TIMED}
-        timed = partial(self._time, make, first, replace(long, learning_rate=rate))
-        seconds = self.parts.measured(f"{_name(label)}-time", depends, timed)
+        first, curves = task(seeds[0]), [_curve(one) for one in found]
+        measures["epochs_trained"] = torch.tensor([curve.epochs[-1] for curve in curves], dtype=torch.float64)
+        timed = partial(self._time, make, first, replace(recipe, learning_rate=rate))
+        seconds = self.parts.measured(f"{_name(label)}-time", self.depends | {"label": label, "timed": TIMED}, timed)
         scored: dict[str, int] = getattr(first, "tasks_scored", dict)()
-        weights, curve = int(found[0]["weights"].value), _curve(found[0])
-        return Runs(tuple(seeds), rate, tried, scored, weights, seconds["epoch"].value, measures, curve)
+        diverged = tuple(one for one in tried if one not in valid)
+        return Runs(tuple(seeds), rate, valid, diverged, scored, seconds["epoch"].value, measures, curves[0])
 
-    def tried(
-        self, label: str, make: Callable[[], Any], task: Task, recipe: Any, rates: Sequence[float], seed: int
-    ) -> dict[float, float]:
-        """Validation scores of learning rates; one at which training diverges is left out."""
-        runs = {rate: self.run(label, make, task, replace(recipe, learning_rate=rate), seed) for rate in rates}
-        found = {rate: one["valid"].value for rate, one in runs.items() if DIVERGED not in one}
-        if not found:
-            raise NonFiniteLossError(f"{label} diverges at every rate of {list(rates)}.")
-        return found
-
-    def run(self, label: str, make: Callable[[], Any], task: Task, recipe: Any, seed: int) -> dict[str, Metric]:
-        """What one run measured, now or before; :data:`DIVERGED` alone where its loss did not stay finite."""
+    def _run(
+        self, label: str, make: Callable[[], Any], task: Callable[[int], Task], recipe: Any, rate: float, seed: int
+    ) -> dict[str, Metric]:
+        """What one run measured, now or before; :data:`DIVERGED` alone where loss or scores did not stay finite."""
+        recipe = replace(recipe, learning_rate=rate)
         depends = self.depends | {"label": label, "recipe": asdict(recipe), "run": seed}
-        name = f"{_name(label)}-{recipe.learning_rate:g}-{recipe.epochs}-{seed}"
+        name = f"{_name(label)}-{rate:g}-{recipe.epochs}-{seed}"
         # an interrupted run continues: its file is named by all that it depends on, and goes when the run is over
         digest = hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:12]
         unfinished = None if self.parts.folder is None else self.parts.folder / f"{name}-{digest}.pt"
@@ -213,17 +211,17 @@ class GraphStudy:
         return found
 
     def _measure(
-        self, make: Callable[[], Any], task: Task, recipe: Any, seed: int, unfinished: Path | None
+        self, make: Callable[[], Any], task: Callable[[int], Task], recipe: Any, seed: int, unfinished: Path | None
     ) -> dict[str, Metric]:
         from fishnets.graphs.selection import fit
 
         with self._seeded(seed):
-            model = make().to(self.device)
+            model, one = make().to(self.device), task(seed)
             try:
-                curves = fit(model, task, recipe, unfinished)
-            except (NonFiniteLossError, NonFiniteError):  # of the loss or of scores
+                curves = fit(model, one, recipe, unfinished)
+            except (NonFiniteLossError, NonFiniteError):
                 return {DIVERGED: Metric(1.0, 0.0)}
-            more: Mapping[str, float] = getattr(task, "at_end", lambda _: {})(model)
+            more: Mapping[str, float] = getattr(one, "at_end", lambda _: {})(model)
         last = torch.tensor(curves.scores["test"][-LAST:], dtype=torch.float64)
         found = {name: Metric(curves.at_best(name), 0.0) for name in ("test", "valid")}
         found["epochs_to_best"] = Metric(float(curves.epochs_to_best), 0.0)
@@ -231,8 +229,8 @@ class GraphStudy:
         found["weights"] = Metric(float(sum(p.numel() for p in model.parameters())), 0.0)
         found |= {AT_END + name: Metric(score, 0.0) for name, score in more.items()}
         for i, epoch in enumerate(curves.epochs):
-            found[f"curve/{epoch}/loss"] = Metric(curves.loss[i], 0.0)
-            found |= {f"curve/{epoch}/{part}": Metric(curves.scores[part][i], 0.0) for part in ("valid", "test")}
+            found[f"{CURVE}{epoch}/loss"] = Metric(curves.loss[i], 0.0)
+            found |= {f"{CURVE}{epoch}/{part}": Metric(curves.scores[part][i], 0.0) for part in ("valid", "test")}
         return found
 
     def _time(self, make: Callable[[], Any], task: Task, recipe: Any) -> dict[str, Metric]:
@@ -260,6 +258,11 @@ class GraphStudy:
                 torch.set_float32_matmul_precision(precision)
 
 
+def _values(found: Sequence[Mapping[str, Metric]], name: str) -> Tensor:
+    """One measure of several runs."""
+    return torch.tensor([one[name].value for one in found], dtype=torch.float64)
+
+
 def _name(label: str) -> str:
     """A label in the name of a file."""
     return label.replace("/", "-")
@@ -267,6 +270,6 @@ def _name(label: str) -> str:
 
 def _curve(found: Mapping[str, Metric]) -> Curve:
     """The curve among what a run measured."""
-    epochs = [int(name.split("/")[1]) for name in found if name.startswith("curve/") and name.endswith("/loss")]
-    lines = {what: [found[f"curve/{epoch}/{what}"].value for epoch in epochs] for what in ("loss", "valid", "test")}
+    epochs = [int(name.split("/")[1]) for name in found if name.startswith(CURVE) and name.endswith("/loss")]
+    lines = {what: [found[f"{CURVE}{epoch}/{what}"].value for epoch in epochs] for what in ("loss", "valid", "test")}
     return Curve([float(epoch) for epoch in epochs], **lines)

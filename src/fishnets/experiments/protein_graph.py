@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,7 @@ import torch
 from fishnets.errors import ConfigError
 from fishnets.experiments.graph_study import fingerprint
 
-__all__ = ["PARTS", "ProteinGraph", "read_graph"]
-
-PARTS = ("train", "valid", "test")
+__all__ = ["ProteinGraph", "read_graph"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,38 +27,26 @@ class ProteinGraph:
         """What identifies the graph, in plain JSON values."""
         return {"name": self.name, "sha256": self.sha256, "num_nodes": int(self.data.num_nodes)}
 
-    def by_target(self) -> Any:
-        """The graph with its edges in the order of their targets, in which aggregations read them fastest."""
-        return self.data.sort(sort_by_row=False)
+    def by_target(self) -> ProteinGraph:
+        """The same with edges in the order of their targets, in which aggregations read them fastest."""
+        return replace(self, data=self.data.sort(sort_by_row=False))
 
-    def realisations(self, seed: int, log: bool = True) -> dict[str, Any]:
-        """Noisy versions of the graph for training, validation and test nodes: a realisation each, that stays.
+    def realisations(self, seed: int) -> dict[str, Any]:
+        """Noisy versions of the graph for validation and test nodes: a realisation each, that stays.
 
         Validation nodes are under the law of training, test nodes under that of tests; see
-        :mod:`fishnets.graphs.noise`. Nodes start from the sum of their edges, or from its logarithm.
+        :mod:`fishnets.graphs.noise`. Nodes start from the sum of their edges.
         """
         from fishnets.graphs.noise import EdgeNoise
 
-        noise, graphs = EdgeNoise(self.by_target()), {}
-        for stream, part in enumerate(PARTS, start=1):
-            generator = torch.Generator().manual_seed(1_000 * seed + stream)
-            graphs[part] = _started(noise.draw("test" if part == "test" else "train", generator), log)
-        return graphs
-
-    def redrawn(self, seed: int, device: str, log: bool = True) -> Callable[[int], Any]:
-        """Makes noisy versions of the graph for training nodes: another in each epoch, as simulations allow."""
-        from fishnets.graphs.noise import EdgeNoise
-
-        noise = EdgeNoise(self.by_target().to(device))
-
-        def draw(epoch: int) -> Any:
-            generator = torch.Generator(device).manual_seed(1_000_003 * (seed + 1) + epoch)
-            return _started(noise.draw("train", generator), log)
-
-        return draw
+        noise, laws = EdgeNoise(self.by_target().data), {"valid": "train", "test": "test"}
+        return {
+            part: noise.draw(law, torch.Generator().manual_seed(1_000 * seed + stream))  # type: ignore[arg-type]
+            for stream, (part, law) in enumerate(laws.items(), start=2)
+        }
 
     def clean_task(self, seed: int, run: int, device: str, kind: Any = None, **options: Any) -> Any:
-        """What a network is trained for on edges as they are.
+        """What a network is trained for on edges as they are, in the order in which they are stored.
 
         Args:
             seed: Seed of the study.
@@ -71,22 +57,36 @@ class ProteinGraph:
         """
         from fishnets.graphs.tasks import NodeTask
 
-        return (kind or NodeTask)(self.by_target().to(device), seed=1_000 * seed + run, **options)
+        return (kind or NodeTask)(copy(self.data).to(device), seed=1_000 * seed + run, **options)
 
-    def noisy_task(self, seed: int, run: int, device: str, log: bool = True, **options: Any) -> Any:
+    def noisy_task(
+        self, seed: int, run: int, device: str, log: bool = True, kind: Any = None, **options: Any
+    ) -> Any:
         """What a network is trained for on noisy edges: training nodes see others in each epoch of a run.
 
-        The realisations that stay belong to the study; arguments as in :meth:`clean_task`.
+        The realisations of validation and test nodes belong to the study. Nodes start from the sum of their edges or
+        its logarithm; further arguments as in :meth:`clean_task`.
         """
-        task = self.clean_task(seed, run, device, **options)
-        task.graphs = {part: graph.to(device) for part, graph in self.realisations(seed, log).items()}
-        task.draw = self.redrawn(1_000 * seed + run, device, log)
-        return task
+        from fishnets.graphs.noise import EdgeNoise
+        from fishnets.graphs.tasks import NodeTask
+
+        here = self.by_target().data.to(device)
+        noise, kept = EdgeNoise(here), {}
+        for part, drawn in self.realisations(seed).items():  # on the CPU: the same for every device
+            kept[part] = copy(here)
+            kept[part].edge_attr, kept[part].x = drawn.edge_attr.to(device), _start(drawn, log).to(device)
+
+        def draw(epoch: int) -> Any:
+            generator = torch.Generator(device).manual_seed(1_000_003 * (1_000 * seed + run + 1) + epoch)
+            noisy = noise.draw("train", generator)
+            noisy.x = _start(noisy, log)
+            return noisy
+
+        return (kind or NodeTask)(kept, seed=1_000 * seed + run, draw=draw, **options)
 
 
-def _started(graph: Any, log: bool) -> Any:
-    graph.x = graph.x.log1p() if log else graph.x
-    return graph
+def _start(noisy: Any, log: bool) -> Any:
+    return noisy.x.log1p() if log else noisy.x
 
 
 def read_graph(folder: Path | None) -> ProteinGraph:

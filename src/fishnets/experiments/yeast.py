@@ -6,17 +6,18 @@ from the logarithm of the sum of their edges' features. Under *noisy*, scores ar
 (:mod:`fishnets.graphs.noise`): training nodes see others in every epoch, validation and test nodes a realisation each
 that stays; that of the test nodes has other numbers of trials, as in the paper.
 
-Every aggregation has the same budget: three learning rates, tried on validation nodes over as many epochs as are
-reported, and constant after a short rise. Reported is the mean ROC-AUC on test nodes where that on validation nodes is
-best. The graph is a miniature of ogbn-proteins and no
-official benchmark; there is one protocol, *clean*.
+Every aggregation has the same budget: three learning rates, constant after a short rise, each with the first seed until
+validation nodes have not improved for 150 epochs; the best of them on validation nodes is used with all seeds. Reported
+is the mean ROC-AUC on test nodes where that on validation nodes is best. Not equal is what went before: the form of
+Fishnets' aggregation was chosen by validation nodes of this graph, where the others came as they are. The graph is a
+miniature of ogbn-proteins and no official benchmark; there is one protocol, *clean*.
 """
 
 from __future__ import annotations
 
 from bisect import bisect
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,9 @@ class Config:
     num_layers: int = 8
     num_params: int = 8
     dropout: float = 0.3
-    learning_rates: tuple[float, ...] = (3e-3, 1e-2, 3e-2)
-    tuning_epochs: int = 700
-    epochs: int = 700
+    learning_rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2)
+    epochs: int = 1_000
+    patience: int = 150
     every: int = 10
     seeds: tuple[int, ...] = tuple(range(10))
     fewer_seeds: tuple[int, ...] = (0, 1, 2)
@@ -74,8 +75,8 @@ def config_for(preset: str, protocol: str, seed: int = 0, device: str = "cpu", *
         return config
     few: dict[str, Any] = {"seeds": (0, 1), "fewer_seeds": (0,)}
     if preset == "quick":
-        return replace(config, hidden=32, num_layers=3, tuning_epochs=10, epochs=60, learning_rates=(3e-3, 1e-2), **few)
-    small: dict[str, Any] = {"hidden": 8, "num_layers": 2, "num_params": 2, "tuning_epochs": 2, "epochs": 4, "every": 2}
+        return replace(config, hidden=32, num_layers=3, epochs=60, learning_rates=(3e-3, 1e-2), **few)
+    small: dict[str, Any] = {"hidden": 8, "num_layers": 2, "num_params": 2, "epochs": 4, "every": 2}
     return replace(config, learning_rates=(1e-2,), methods=("fishnets", "sum", "pna"), **small, **few)
 
 
@@ -111,11 +112,11 @@ def noise_shares(config: Config) -> dict[str, Metric]:
     """
     from fishnets.graphs.datasets import sum_of_edges
 
-    graph, found = config.table.by_target(), {}
+    graph, found = config.table.by_target().data, {}
     scores, start = graph.edge_attr, sum_of_edges(graph).log1p()
-    for law, part in {"train": "valid", "test": "test"}.items():
-        noisy = config.table.realisations(config.seed)[part]
-        for what, seen, true in (("edges", noisy.edge_attr, scores), ("nodes", noisy.x, start)):
+    noisy = config.table.realisations(config.seed)
+    for law, seen_by in {"train": noisy["valid"], "test": noisy["test"]}.items():
+        for what, seen, true in (("edges", seen_by.edge_attr, scores), ("nodes", seen_by.x.log1p(), start)):
             shares = (seen[:, : true.shape[1]] - true).var(0) / true.var(0)
             found[f"noise/{what}/{law}"] = spread(shares[shares.isfinite()])
     return found
@@ -124,7 +125,7 @@ def noise_shares(config: Config) -> dict[str, Metric]:
 def study_of(config: Config, checkpoints: Path | None) -> GraphStudy:
     """The study of a config; its runs depend on everything but the choice of runs."""
     seeds = ("seeds", "fewer_seeds", "with_fewer_seeds")
-    choice = ("methods", "conditions", "learning_rates", "tuning_epochs", "epochs", *seeds)
+    choice = ("methods", "conditions", "learning_rates", "epochs", "patience", *seeds)
     return GraphStudy.of(config, checkpoints, choice)
 
 
@@ -132,23 +133,20 @@ def runs_of(config: Config, study: GraphStudy, method: str, condition: str) -> R
     """The runs of one aggregation under one condition."""
     from fishnets.graphs.selection import Recipe
 
-    task = cache(partial(task_of, config, condition))
-    long = Recipe(config.epochs, 1.0, every=config.every, warm_up=config.epochs // 50)
-    short = replace(long, epochs=config.tuning_epochs, warm_up=config.tuning_epochs // 50)
-    seeds = config.seeds_of(method)
-    make = partial(make_model, config, task(seeds[0]).graphs["train"], method)
-    return study.runs(f"{method}/{condition}", make, task, short, long, config.learning_rates, seeds)
+    recipe = Recipe(config.epochs, 1.0, config.patience, config.every, warm_up=config.epochs // 100)
+    make, task = partial(make_model, config, method, condition), partial(task_of, config, condition)
+    return study.runs(f"{method}/{condition}", make, task, recipe, config.learning_rates, config.seeds_of(method))
 
 
 def task_of(config: Config, condition: str, seed: int) -> Any:
     """What the run of a seed is trained for under a condition."""
-    graph = config.table
-    return (graph.noisy_task if condition == "noisy" else graph.clean_task)(config.seed, seed, config.device)
+    given = (config.seed, seed, config.device)
+    return config.table.noisy_task(*given) if condition == "noisy" else config.table.by_target().clean_task(*given)
 
 
-def make_model(config: Config, graph: Any, method: str) -> Any:
+def make_model(config: Config, method: str, condition: str) -> Any:
     """A network with this aggregation, of about as many weights as that of Fishnets."""
-    of_width = partial(_of_width, config, graph)
+    of_width = partial(_of_width, config, condition)
     if method == "fishnets":
         return of_width(method, config.hidden)
     with torch.random.fork_rng(devices=[]):  # networks that are counted leave no trace
@@ -159,18 +157,20 @@ def make_model(config: Config, graph: Any, method: str) -> Any:
     return of_width(method, width)
 
 
-def _of_width(config: Config, graph: Any, method: str, hidden: int) -> Any:
+def _of_width(config: Config, condition: str, method: str, hidden: int) -> Any:
     from fishnets.graphs import DeeperGCN, FishnetsAggregation
     from fishnets.graphs.pna import PNAAggregation
 
-    degrees = torch.bincount(torch.bincount(graph.edge_index[1].cpu(), minlength=graph.num_nodes))
+    graph = config.table.data
+    degrees = torch.bincount(torch.bincount(graph.edge_index[1], minlength=graph.num_nodes))
     makers = {
         "fishnets": partial(FishnetsAggregation, num_params=config.num_params),
         "pna": partial(PNAAggregation, degrees=degrees),
     }
-    shape = (graph.x.shape[1], graph.edge_attr.shape[1], graph.y.shape[1])
+    features = graph.edge_attr.shape[1] + (condition == "noisy")  # with the number of trials
     options: dict[str, Any] = {"num_layers": config.num_layers, "dropout": config.dropout}
-    return DeeperGCN(*shape, hidden=hidden, aggregation=makers.get(method, method), **options)
+    aggregation = makers.get(method, method)
+    return DeeperGCN(features, features, graph.y.shape[1], hidden=hidden, aggregation=aggregation, **options)
 
 
 def _weights(model: Any) -> int:

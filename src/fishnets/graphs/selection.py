@@ -111,7 +111,11 @@ class Curves:
 
 
 class Task(Protocol):
-    """What a network is trained for; see :mod:`fishnets.graphs.tasks`."""
+    """What a network is trained for; see :mod:`fishnets.graphs.tasks`.
+
+    Studies also ask for ``at_end(model)``, further scores of the best weights, and ``tasks_scored()``, how many tasks
+    count in scores, where a task has them.
+    """
 
     def losses(self, model: Any, epoch: int) -> Iterable[Tensor]:
         """Losses of an epoch, counted from 0, each followed by an update: one for a full batch, several for parts of a

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from fishnets.errors import ConfigError, DataError, expect_positive
+from fishnets.errors import ConfigError, DataError, NonFiniteError, expect_positive
 from fishnets.graphs.metrics import roc_auc, tasks_with_both
 
 if TYPE_CHECKING:
@@ -32,12 +32,14 @@ def _loss(logits: Tensor, label: Tensor, score: Score) -> Tensor:
         return cross_entropy(logits, label.flatten().long())
     known = ~label.isnan()  # a share of the loss each: rows taken out by a mask would wait for the device
     return binary_cross_entropy_with_logits(
-        logits, label.nan_to_num().to(logits), weight=known.to(logits) * (known.numel() / known.sum())
+        logits, label.nan_to_num().to(logits), weight=known.to(logits) * (known.numel() / known.sum().clamp(min=1))
     )
 
 
 def _score(logits: Tensor, label: Tensor, score: Score) -> float:
     if score == "accuracy":
+        if not bool(logits.isfinite().all()):
+            raise NonFiniteError("`logits` are not finite, so no class can be told from them.")
         return float((logits.argmax(1) == label.flatten()).double().mean())
     return float(roc_auc(logits, label))
 
@@ -67,7 +69,7 @@ class NodeTask:
     Args:
         graphs: A graph with ``x`` (N, f), ``edge_index`` (2, E), ``edge_attr`` or None, ``y`` (N, tasks), masks of
             training, validation and test nodes and, for networks that read it, ``species`` (N,); or one for each of
-            ``"train"``, ``"valid"`` and ``"test"``, the same nodes with other features.
+            ``"train"``, ``"valid"`` and ``"test"``, the same nodes with other features; none to train on with ``draw``.
         score: ``"rocauc"`` for labels of 0 and 1, ``"accuracy"`` for classes.
         parts: Number of random parts, drawn anew in each epoch, on which updates are made one after the other; edges
             between parts are left out. 1 for the whole graph.
@@ -99,7 +101,7 @@ class NodeTask:
         self.graphs: Mapping[str, Data] = (
             graphs if isinstance(graphs, Mapping) else dict.fromkeys(("train", "valid", "test"), graphs)
         )
-        missing = {"train", "valid", "test"} - set(self.graphs)
+        missing = {"train", "valid", "test"} - set(self.graphs) - ({"train"} if draw else set())
         if missing:
             raise ConfigError(f"`graphs` has none for {sorted(missing)}; train, valid and test were expected.")
         for part, graph in self.graphs.items():

@@ -1,4 +1,4 @@
-"""Training: the one loop for graph networks."""
+"""Training on the whole graph for a number of epochs, without selection; see :mod:`fishnets.graphs.selection`."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def runs_of(config: Config, study: GraphStudy, name: str, graph: CitationGraph) 
     """The runs of one network on one graph."""
     from fishnets.graphs.selection import Recipe
 
-    data = copy(graph.data).to(config.device)
+    data = graph.data
     clip = 1.0 if config.protocol == "clean" else None
     recipe = Recipe(config.epochs, 1.0, config.patience, config.every, clip=clip)
     make = partial(make_model, config, name, data.x.shape[1], int(data.y.max()) + 1)
@@ -166,8 +166,8 @@ def task_of(config: Config, data: Any, seed: int) -> Any:
     from fishnets.graphs.citation import random_split
     from fishnets.graphs.tasks import NodeTask
 
-    split = data if "train_mask" in data else random_split(data, 1_000 * config.seed + seed)
-    return NodeTask(split, score="accuracy")
+    split = copy(data) if "train_mask" in data else random_split(data, 1_000 * config.seed + seed)
+    return NodeTask(split.to(config.device), score="accuracy")
 
 
 def read_graphs(folder: Path | None) -> tuple[CitationGraph, ...]:

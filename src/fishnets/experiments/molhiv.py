@@ -155,9 +155,8 @@ def runs_of(config: Config, study: GraphStudy, name: str) -> Runs:
     from fishnets.graphs.selection import Recipe
     from fishnets.graphs.tasks import GraphTask
 
-    graphs = config.table.graphs.to(config.device)
-
     def task(seed: int) -> GraphTask:  # with batches of its own
+        graphs = config.table.graphs.to(config.device)
         return GraphTask(graphs, config.batch_size, seed=1_000 * config.seed + seed)
 
     recipe = Recipe(config.epochs, 1.0, config.patience, clip=1.0 if config.protocol == "clean" else None)

@@ -88,3 +88,16 @@ def test_what_is_refused() -> None:
     data.edge_attr = data.edge_attr + 1
     with pytest.raises(DataError, match="scores between 0 and 1"):
         EdgeNoise(data)
+
+
+@pytest.mark.gpu
+def test_noise_is_drawn_where_the_graph_is() -> None:
+    data = graph().to("cuda")
+    noise = EdgeNoise(data)
+    one, again = (noise.draw("test", torch.Generator("cuda").manual_seed(1)) for _ in range(2))
+    assert one.edge_attr.is_cuda
+    assert torch.equal(one.edge_attr, again.edge_attr)
+    assert torch.equal(one.edge_attr[::2], one.edge_attr[1::2])
+    trials = 200 * one.edge_attr[:, 3:]
+    excess = (one.edge_attr[:, :3] - data.edge_attr) / (data.edge_attr * (1 - data.edge_attr) / trials).sqrt()
+    assert excess[data.edge_attr[:, 0] > 0.05].var().item() == pytest.approx(1, abs=0.1)

@@ -127,3 +127,28 @@ def test_scores_need_one_of_validation() -> None:
 
     with pytest.raises(ConfigError, match=r"`evaluate` returned the scores \['test'\]"):
         trained(Recipe(1, 0.1), task=Blind())
+
+
+@pytest.mark.gpu
+def test_a_training_on_a_gpu_continues_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+    class Moved(Sums):
+        def __init__(self, stop: int | None = None) -> None:
+            self.stop = stop
+
+        def losses(self, model: nn.Module, epoch: int) -> Iterator[Tensor]:
+            if epoch == self.stop:
+                raise KeyboardInterrupt
+            x = torch.randn(16, 3, generator=torch.Generator().manual_seed(epoch)).cuda()
+            yield (model(x) - x.sum(1, keepdim=True)).square().mean()
+
+        def evaluate(self, model: nn.Module) -> dict[str, float]:
+            return super().evaluate(lambda x: model(x.cuda()).cpu())  # type: ignore[arg-type]
+
+    recipe = Recipe(epochs=8, learning_rate=0.05, every=2)
+    whole = fit(line().cuda(), Moved(), recipe)
+    with pytest.raises(KeyboardInterrupt):
+        fit(line().cuda(), Moved(stop=5), recipe, tmp_path / "left.pt")
+    model = line().cuda()
+    again = fit(model, Moved(), recipe, tmp_path / "left.pt")  # dropout draws on as if it had not stopped
+    assert again.scores == whole.scores
+    assert again.loss == whole.loss

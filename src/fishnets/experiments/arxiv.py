@@ -15,8 +15,8 @@ for each word of a paper; nothing is rescaled or left out.
 
 Protocols:
 
-* *clean*: the same learning rates for every network, tried on validation nodes with all seeds; training ends when
-  validation nodes have not improved for 100 epochs.
+* *clean*: the same learning rates for every network, tried on the validation nodes of the first seed in 250
+  epochs; training ends when validation nodes have not improved for 100 epochs.
 * *published*: as the paper states it, Adam at 0.01, 500 epochs, one seed. Which epoch it reports, it does not say.
 * *original*: as DeeperGCN's authors train theirs, Adam at 0.001, 500 epochs.
 """
@@ -72,6 +72,7 @@ class Config:
     num_params: int = 9
     dropout: float = 0.5
     learning_rates: tuple[float, ...] = (1e-3, 1e-2)
+    tuning_epochs: int = 250
     epochs: int = 500
     patience: int | None = 100
     every: int = 5
@@ -129,7 +130,7 @@ def run(config: Config, checkpoints: Path | None = None, progress: bool | None =
 
 def study_of(config: Config, checkpoints: Path | None) -> GraphStudy:
     """The study of a config; its runs depend on everything but the choice of runs."""
-    choice = ("models", "learning_rates", "epochs", "patience", "seeds")
+    choice = ("models", "learning_rates", "tuning_epochs", "epochs", "patience", "seeds")
     return GraphStudy.of(config, checkpoints, choice)
 
 
@@ -142,7 +143,8 @@ def runs_of(config: Config, study: GraphStudy, name: str, graph: CitationGraph) 
     recipe = Recipe(config.epochs, 1.0, config.patience, config.every, clip=clip)
     make = partial(make_model, config, name, data.x.shape[1], int(data.y.max()) + 1)
     task = partial(task_of, config, data)
-    budget: dict[str, Any] = {"rates": config.learning_rates, "seeds": config.seeds, "tuning_seeds": len(config.seeds)}
+    budget: dict[str, Any] = {"rates": config.learning_rates, "seeds": config.seeds}
+    budget["tuning_recipe"] = replace(recipe, epochs=min(config.epochs, config.tuning_epochs))
     return study.runs(f"{name}/{graph.name}", make, task, recipe, **budget)
 
 

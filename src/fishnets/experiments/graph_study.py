@@ -159,6 +159,7 @@ class GraphStudy:
         rates: Sequence[float],
         seeds: Sequence[int],
         tuning_seeds: int = 1,
+        tuning_recipe: Any = None,
     ) -> Runs:
         """Runs with all seeds, at the learning rate that is best on validation data with the first of them.
 
@@ -170,9 +171,10 @@ class GraphStudy:
             rates: Learning rates to try; a single one is used untried.
             seeds: Seeds of the runs.
             tuning_seeds: With how many of them every rate is tried.
+            tuning_recipe: How it is tried; as all runs are by default.
         """
-        run = partial(self._run, label, make, task, recipe)
-        tried = {rate: [run(rate, seed) for seed in seeds[:tuning_seeds]] for rate in rates if len(rates) > 1}
+        run, attempt = (partial(self._run, label, make, task, how) for how in (recipe, tuning_recipe or recipe))
+        tried = {rate: [attempt(rate, seed) for seed in seeds[:tuning_seeds]] for rate in rates if len(rates) > 1}
         valid = {
             rate: float(spread(_values(some, "valid")).value)
             for rate, some in tried.items()

@@ -13,7 +13,7 @@ import torch
 
 from fishnets.errors import ConfigError, FileFormatError
 from fishnets.experiments import EXPERIMENTS
-from fishnets.experiments.arxiv import CitationGraph
+from fishnets.experiments.graph_study import NamedGraph
 from fishnets.experiments.molhiv import Molecules
 from fishnets.experiments.protein_graph import ProteinGraph
 from fishnets.experiments.records import (
@@ -118,10 +118,10 @@ def test_a_stored_record_is_of_the_config_that_its_command_runs_today(path: Path
     assert recorded_part(json.loads(json.dumps(config.to_dict(), default=str)), record.config) == record.config
 
 
-def stand_in(table: Any) -> Table | ProteinGraph | Molecules | tuple[CitationGraph, ...]:
+def stand_in(table: Any) -> Table | ProteinGraph | Molecules | tuple[NamedGraph, ...]:
     """Data of the recorded name, size and hash, without their contents."""
     if isinstance(table, list):
-        return tuple(CitationGraph(g["name"], g["sha256"], SimpleNamespace(num_nodes=g["num_nodes"])) for g in table)
+        return tuple(NamedGraph(g["name"], g["sha256"], SimpleNamespace(num_nodes=g["num_nodes"])) for g in table)
     if "num_graphs" in table:
         return Molecules(table["name"], table["sha256"], range(table["num_graphs"]))
     if "num_nodes" in table:

@@ -35,36 +35,23 @@ from torch import Tensor
 
 from fishnets.errors import ConfigError, DataError
 from fishnets.experiments.candidates import expect_choices
-from fishnets.experiments.graph_study import GraphStudy, Runs, StudyResult, paired_difference
+from fishnets.experiments.graph_study import GraphStudy, NamedGraph, Runs, StudyConfig, StudyResult, paired_difference
 from fishnets.experiments.records import Metric
 
-__all__ = ["MODELS", "PAPER", "CitationGraph", "Config", "config_for", "make_model", "read_graphs", "run"]
+__all__ = ["MODELS", "PAPER", "Config", "config_for", "make_model", "read_graphs", "run"]
 
 MODELS = ("gcn-28", "fishnets-3")
 ARXIV = "ogbn-arxiv"
 PAPER = {"gcn-28": 0.7100, "fishnets-3": 0.7062}  # test accuracy on ogbn-arxiv, Table 1
 
 
-@dataclass(frozen=True, eq=False)
-class CitationGraph:
-    """Papers that cite each other, with the graph's name and a hash of its features, edges, labels and split."""
-
-    name: str
-    sha256: str
-    data: Any
-
-    def to_dict(self) -> dict[str, Any]:
-        """What identifies the graph, in plain JSON values."""
-        return {"name": self.name, "sha256": self.sha256, "num_nodes": int(self.data.num_nodes)}
-
-
 @dataclass(frozen=True)
-class Config:
+class Config(StudyConfig):
     """What to train on which graphs."""
 
     preset: str
     protocol: str
-    table: tuple[CitationGraph, ...]
+    table: tuple[NamedGraph, ...]
     models: tuple[str, ...] = MODELS
     hidden: int = 128
     deep_layers: int = 28
@@ -80,14 +67,9 @@ class Config:
     seed: int = 0
     device: str = "cpu"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; of the graphs, their names and hashes."""
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "table"}
-        return fields | {"table": [graph.to_dict() for graph in self.table]}
-
 
 def config_for(
-    preset: str, protocol: str, seed: int = 0, device: str = "cpu", *, table: tuple[CitationGraph, ...]
+    preset: str, protocol: str, seed: int = 0, device: str = "cpu", *, table: tuple[NamedGraph, ...]
 ) -> Config:
     """The config of a preset: ``"smoke"`` (seconds), ``"quick"`` (a CPU, minutes) or ``"paper"`` (a GPU)."""
     expect_choices(preset, protocol, ("clean", "published", "original"))
@@ -134,7 +116,7 @@ def study_of(config: Config, checkpoints: Path | None) -> GraphStudy:
     return GraphStudy.of(config, checkpoints, choice)
 
 
-def runs_of(config: Config, study: GraphStudy, name: str, graph: CitationGraph) -> Runs:
+def runs_of(config: Config, study: GraphStudy, name: str, graph: NamedGraph) -> Runs:
     """The runs of one network on one graph."""
     from fishnets.graphs.selection import Recipe
 
@@ -172,7 +154,7 @@ def task_of(config: Config, data: Any, seed: int) -> Any:
     return NodeTask(split.to(config.device), score="accuracy")
 
 
-def read_graphs(folder: Path | None) -> tuple[CitationGraph, ...]:
+def read_graphs(folder: Path | None) -> tuple[NamedGraph, ...]:
     """Reads ogbn-arxiv or the citation graphs in a folder, and says where they come from where they are missing.
 
     Args:
@@ -201,7 +183,7 @@ def _graphs_in(folder: Path) -> list[Path]:
     return [*sorted(folder.glob("*.npz")), *(path for path in folder.glob("ogbn_arxiv") if path.is_dir())]
 
 
-def _read(path: Path) -> CitationGraph:
+def _read(path: Path) -> NamedGraph:
     from fishnets.graphs.citation import read_citation
 
     data = _read_arxiv(path) if path.is_dir() else read_citation(path)
@@ -210,7 +192,7 @@ def _read(path: Path) -> CitationGraph:
     for part in ("x", "edge_index", "y", "train_mask", "valid_mask", "test_mask"):
         if part in data:
             digest.update(data[part].contiguous().numpy().data)
-    return CitationGraph(ARXIV if path.is_dir() else path.stem, digest.hexdigest(), data)
+    return NamedGraph(ARXIV if path.is_dir() else path.stem, digest.hexdigest(), data)
 
 
 def _read_arxiv(folder: Path) -> Any:

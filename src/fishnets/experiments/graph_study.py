@@ -28,11 +28,45 @@ from fishnets.inference.efficiency import mean_with_error
 if TYPE_CHECKING:
     from fishnets.graphs.selection import Task
 
-__all__ = ["Curve", "GraphStudy", "Runs", "StudyResult", "fingerprint", "paired_difference", "spread"]
+__all__ = [
+    "Curve",
+    "GraphStudy",
+    "NamedGraph",
+    "Runs",
+    "StudyConfig",
+    "StudyResult",
+    "fingerprint",
+    "paired_difference",
+    "spread",
+]
 
 AT_END, CURVE, DIVERGED = "at_end/", "curve/", "diverged"  # names of what a run measured, or how they begin
 TIMED = 10  # epochs
 LAST = 10  # evaluations, whose spread the paper reports
+
+
+@dataclass(frozen=True, eq=False)
+class NamedGraph:
+    """A graph with its name and a hash of what is in it."""
+
+    name: str
+    sha256: str
+    data: Any
+
+    def to_dict(self) -> dict[str, Any]:
+        """What identifies the graph, in plain JSON values."""
+        return {"name": self.name, "sha256": self.sha256, "num_nodes": int(self.data.num_nodes)}
+
+
+class StudyConfig:
+    """A config of which ``table`` holds data, or several: what identifies them is recorded in their place."""
+
+    table: Any
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        data = [one.to_dict() for one in self.table] if isinstance(self.table, tuple) else self.table.to_dict()
+        return vars(self) | {"table": data}
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from typing import Any
 
 from fishnets.errors import ConfigError, DataError
 from fishnets.experiments.candidates import expect_choices
-from fishnets.experiments.graph_study import GraphStudy, Runs, StudyResult, fingerprint, paired_difference
+from fishnets.experiments.graph_study import GraphStudy, Runs, StudyConfig, StudyResult, fingerprint, paired_difference
 from fishnets.experiments.records import Metric
 
 __all__ = ["ATOMS", "BONDS", "MODELS", "Config", "Molecules", "config_for", "read_molecules", "run"]
@@ -48,7 +48,7 @@ class Molecules:
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(StudyConfig):
     """What to train on which molecules."""
 
     preset: str
@@ -67,11 +67,6 @@ class Config:
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     seed: int = 0
     device: str = "cpu"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; of the molecules, their name and hash."""
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "table"}
-        return fields | {"table": self.table.to_dict()}
 
     def rates(self, model: str) -> tuple[float, ...]:
         """Learning rates to try; as published, Fishnets have a smaller one."""

@@ -10,22 +10,14 @@ from typing import Any
 import torch
 
 from fishnets.errors import ConfigError
-from fishnets.experiments.graph_study import fingerprint
+from fishnets.experiments.graph_study import NamedGraph, fingerprint
 
 __all__ = ["ProteinGraph", "read_graph"]
 
 
 @dataclass(frozen=True, eq=False)
-class ProteinGraph:
-    """A graph in OGB's layout, with its name and a hash of all that is in it."""
-
-    name: str
-    sha256: str
-    data: Any
-
-    def to_dict(self) -> dict[str, Any]:
-        """What identifies the graph, in plain JSON values."""
-        return {"name": self.name, "sha256": self.sha256, "num_nodes": int(self.data.num_nodes)}
+class ProteinGraph(NamedGraph):
+    """A graph of proteins in OGB's layout, and what networks are trained for on it."""
 
     def by_target(self) -> ProteinGraph:
         """The same with edges in the order of their targets, in which aggregations read them fastest."""

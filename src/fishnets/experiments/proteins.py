@@ -42,7 +42,7 @@ from torch import Tensor
 
 from fishnets.errors import ConfigError, DataError
 from fishnets.experiments.candidates import expect_choices
-from fishnets.experiments.graph_study import GraphStudy, Runs, StudyResult, paired_difference
+from fishnets.experiments.graph_study import GraphStudy, Runs, StudyConfig, StudyResult, paired_difference
 from fishnets.experiments.protein_graph import ProteinGraph
 from fishnets.experiments.records import Metric
 
@@ -72,7 +72,7 @@ LARGE = ("fishnets-20", "fishnets-16-focus", "noisy-fishnets-20")  # predicted o
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(StudyConfig):
     """What to train on which graph."""
 
     preset: str
@@ -106,11 +106,6 @@ class Config:
         """Learning rates to try; as published, the Fishnets of Table 1 have a smaller one."""
         smaller = self.study == "proteins" and self.protocol == "published" and "fishnets" in name
         return (5e-3,) if smaller else self.learning_rates
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; of the graph, its name and hash."""
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "table"}
-        return fields | {"table": self.table.to_dict()}
 
 
 def config_for(

@@ -26,6 +26,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from fishnets.errors import NonFiniteLossError
 from fishnets.experiments.candidates import expect_clean
+from fishnets.experiments.graph_study import StudyConfig
 from fishnets.experiments.parts import Parts
 from fishnets.experiments.protein_graph import ProteinGraph
 from fishnets.experiments.records import Metric, metric
@@ -39,7 +40,7 @@ LAST = 10  # epochs that the loss with dropout is a mean of
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(StudyConfig):
     """What to train on which graph."""
 
     preset: str
@@ -57,11 +58,6 @@ class Config:
     seeds: tuple[int, ...] = (0, 1, 2)
     seed: int = 0
     device: str = "cpu"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; of the graph, its name and hash."""
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "table"}
-        return fields | {"table": self.table.to_dict()}
 
 
 @dataclass(frozen=True, eq=False)

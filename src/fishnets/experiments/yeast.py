@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from fishnets.experiments.candidates import expect_clean
-from fishnets.experiments.graph_study import GraphStudy, Runs, StudyResult, paired_difference, spread
+from fishnets.experiments.graph_study import GraphStudy, Runs, StudyConfig, StudyResult, paired_difference, spread
 from fishnets.experiments.protein_graph import ProteinGraph
 from fishnets.experiments.records import Metric
 
@@ -35,7 +35,7 @@ CONDITIONS = ("clean", "noisy")
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(StudyConfig):
     """What to train on which graph."""
 
     preset: str
@@ -56,11 +56,6 @@ class Config:
     with_fewer_seeds: tuple[str, ...] = ("mean", "pna")
     seed: int = 0
     device: str = "cpu"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; of the graph, its name and hash."""
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "table"}
-        return fields | {"table": self.table.to_dict()}
 
     def seeds_of(self, method: str) -> tuple[int, ...]:
         """Seeds of the long runs of an aggregation."""

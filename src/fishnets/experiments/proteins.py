@@ -83,7 +83,6 @@ class Config(StudyConfig):
     changes: tuple[tuple[str, int], ...] = ()
     learning_rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2)
     epochs: int = 400
-    patience: int | None = None
     every: int = 5
     parts: int = 1
     blocks: int = 1
@@ -167,7 +166,7 @@ def run(config: Config, checkpoints: Path | None = None, progress: bool | None =
 
 def study_of(config: Config, checkpoints: Path | None) -> GraphStudy:
     """The study of a config; its runs depend on everything but the choice of runs."""
-    choice = ("models", "learning_rates", "epochs", "seeds", "patience")
+    choice = ("models", "learning_rates", "epochs", "seeds")
     return GraphStudy.of(config, checkpoints, choice)
 
 
@@ -179,7 +178,7 @@ def runs_of(config: Config, study: GraphStudy, name: str) -> Runs:
     careful = config.protocol == "clean"
     warm_up = config.epochs // 50 if careful else 0
     clip = 1.0 if careful else None
-    recipe = Recipe(config.epochs, 1.0, config.patience, config.every, warm_up, decay=careful, clip=clip)
+    recipe = Recipe(config.epochs, 1.0, None, config.every, warm_up, decay=careful, clip=clip)
     make = partial(_make_model, config, name, graph)
     task = partial(task_of, config, name)
     return study.runs(name, make, task, recipe, config.rates(name), config.seeds)

@@ -41,7 +41,8 @@ __all__ = [
 ]
 
 AT_END, CURVE, DIVERGED = "at_end/", "curve/", "diverged"  # names of what a run measured, or how they begin
-TIMED = 10  # epochs
+TIMED = 10  # epochs at most
+LONG = 30.0  # seconds, after which no further epoch is timed
 LAST = 10  # evaluations, whose spread the paper reports
 
 
@@ -275,10 +276,11 @@ class GraphStudy:
 
         with self._seeded(0):
             model = make().to(self.device)
-            timed = min(TIMED, recipe.epochs)
-            for epochs in (max(1, timed // 3), timed):  # with steps that cannot diverge
-                some = replace(recipe, epochs=epochs, every=epochs, patience=None, warm_up=0, learning_rate=1e-9)
-                curves = fit(model, task, some)
+            some = replace(recipe, patience=None, warm_up=0, learning_rate=1e-9)  # with steps that cannot diverge
+            first = fit(model, task, replace(some, epochs=1, every=1)).seconds_per_epoch
+            timed = max(1, min(TIMED, recipe.epochs, int(LONG / first)))
+            for epochs in (max(1, timed // 3), timed):
+                curves = fit(model, task, replace(some, epochs=epochs, every=epochs))
         return {"epoch": Metric(curves.seconds_per_epoch, 0.0)}
 
     @contextmanager

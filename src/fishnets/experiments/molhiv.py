@@ -9,8 +9,9 @@ Protocols:
 * *clean*: batches of 512 molecules, the same learning rates for every network, tried on validation molecules in 20
   epochs with the first seed; training ends when these have not improved for 30 epochs. Scored by test molecules where
   validation molecules are best, over seeds.
-* *published*: as the paper says: batches of 32, a dropout of 0.5, 150 epochs, Adam at 0.0001 for the softmax and at
-  0.00002 for Fishnets; one seed. Training also ends when validation molecules have not improved for 40 epochs.
+* *published*: as the paper says: batches of 32, a dropout of 0.5, Adam at 0.0001 for the softmax and at 0.00002 for
+  Fishnets; one seed. In place of the paper's 150 epochs there are 100, or fewer where validation molecules have not
+  improved for 40.
 * *original*: DeeperGCN's own recipe: batches of 32, a dropout of 0.2, 300 epochs, Adam at 0.0001; the same end.
 """
 
@@ -32,6 +33,7 @@ ATOMS = (119, 5, 12, 12, 10, 6, 6, 2, 2)  # values of OGB's categories of an ato
 BONDS = (5, 6, 2)
 MODELS = ("fishnets-3", "gcn-7")
 PAPER = {"fishnets-3": 0.80, "gcn-7": 0.76}
+SMALL = 64  # molecules: the kernels of smaller batches take longer to launch than to run, so that networks are compiled
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +112,7 @@ def config_for(preset: str, protocol: str, seed: int = 0, device: str = "cpu", *
     config = Config(preset, protocol, table, seed=seed, device=device)
     if protocol != "clean":
         alone: dict[str, Any] = {"batch_size": 32, "learning_rates": (1e-4,), "patience": 40, "seeds": (0,)}
-        alone |= {"dropout": 0.5, "epochs": 150} if protocol == "published" else {"dropout": 0.2, "epochs": 300}
+        alone |= {"dropout": 0.5, "epochs": 100} if protocol == "published" else {"dropout": 0.2, "epochs": 300}
         config = replace(config, **alone)
     if preset == "paper":
         return config
@@ -167,7 +169,7 @@ def make_model(config: Config, name: str) -> Any:
 
     form: Any = "regression" if config.protocol == "clean" else "paper"
     fishnets = partial(FishnetsAggregation, num_params=config.num_params, form=form)
-    return DeeperGCN(
+    model = DeeperGCN(
         ATOMS,
         BONDS,
         config.table.graphs.y.shape[1],
@@ -182,3 +184,6 @@ def make_model(config: Config, name: str) -> Any:
         pool="mean",
         last_activation=False,
     )
+    if config.batch_size <= SMALL and config.device.startswith("cuda"):
+        model.compile(dynamic=True)
+    return model

@@ -81,8 +81,8 @@ class Config(StudyConfig):
     table: ProteinGraph
     models: tuple[str, ...]
     changes: tuple[tuple[str, int], ...] = ()
-    learning_rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2)
-    epochs: int = 400
+    learning_rates: tuple[float, ...] = (5e-3,)
+    epochs: int = 300
     every: int = 5
     parts: int = 1
     blocks: int = 1

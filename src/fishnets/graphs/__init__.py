@@ -17,6 +17,7 @@ from fishnets.graphs.models import DeeperGCN
 from fishnets.graphs.noise import EdgeNoise
 from fishnets.graphs.paper_models import PAPER_MODELS, PaperModel, paper_model
 from fishnets.graphs.selection import Curves, Recipe, fit
+from fishnets.graphs.softmax import SoftmaxAggregation
 from fishnets.graphs.tasks import GraphTask, NodeTask
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "NodeTask",
     "PaperModel",
     "Recipe",
+    "SoftmaxAggregation",
     "fit",
     "paper_model",
     "random_split",

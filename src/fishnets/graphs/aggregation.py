@@ -152,7 +152,7 @@ class FishnetsAggregation(Aggregation):  # type: ignore[misc]
             Features of each node, shape (*, N, *, out_channels).
         """
         self._expect(x, weight, dim)
-        groups = _groups(index, ptr, _num_groups(index, ptr, dim_size), x.shape[dim])
+        groups = bounds_and_order(index, ptr, dim_size, x.shape[dim])
         rows, form = x.movedim(dim, -2), FORMS[self.form]
         if form is None:
             information = self.encode(rows)
@@ -323,13 +323,14 @@ def _index(index: Tensor | None, ptr: Tensor | None, num_messages: int) -> Tenso
     return torch.repeat_interleave(groups, ptr.diff(), output_size=num_messages)
 
 
-def _groups(index: Tensor | None, ptr: Tensor | None, num_groups: int, num_messages: int) -> Groups:
+def bounds_and_order(index: Tensor | None, ptr: Tensor | None, dim_size: int | None, num_messages: int) -> Groups:
+    """Groups of messages, from what PyTorch Geometric gives an aggregation."""
     if ptr is not None:
         expect_bounds(ptr, num_messages)
         return Groups(ptr, None)
     assert index is not None
     _expect_index(index, num_messages)
-    return group_rows(index, num_groups)
+    return group_rows(index, _num_groups(index, None, dim_size))
 
 
 def _num_groups(index: Tensor | None, ptr: Tensor | None, dim_size: int | None) -> int:

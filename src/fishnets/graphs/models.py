@@ -26,12 +26,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch_geometric.nn import DeepGCNLayer, GENConv
-from torch_geometric.nn.aggr import Aggregation, SoftmaxAggregation
+from torch_geometric.nn import DeepGCNLayer, GENConv, aggr
+from torch_geometric.nn.aggr import Aggregation
 from torch_geometric.nn.inits import reset
 from torch_geometric.nn.resolver import aggregation_resolver
 
 from fishnets.errors import ConfigError, DataError, ShapeError, expect_last_dim, expect_positive
+from fishnets.graphs.softmax import SoftmaxAggregation
 
 __all__ = ["CategoryEncoder", "DeeperGCN"]
 
@@ -119,8 +120,8 @@ class DeeperGCN(nn.Module):
         self.edge_encoder = None if edge_dim is None or looked_up else _encoder(edge_dim, hidden)
         make = partial(_make, "aggregation", aggregation, hidden, temperature, learn_temperature)
         self.layers = nn.ModuleList()
-        for i, aggr in enumerate(_repeat(make, num_layers, share_aggregation)):
-            conv = GENConv(hidden, hidden, aggr, norm=norm, num_layers=mlp_layers, bias=bias)
+        for i, aggregate in enumerate(_repeat(make, num_layers, share_aggregation)):
+            conv = GENConv(hidden, hidden, aggregate, norm=norm, num_layers=mlp_layers, bias=bias)
             if by_layer and edge_dim is not None:
                 conv = _EdgeEncodingConv(conv, _encoder(edge_dim if looked_up else hidden, hidden))
             block = {"block": "res+", "dropout": dropout, "ckpt_grad": checkpointing and i % 3 > 0}
@@ -271,7 +272,9 @@ def _make(knob: str, choice: object, width: int, temperature: float = 1.0, learn
         semi = choice == "softmax_sg"
         if semi and learn:
             raise ConfigError('"softmax_sg" passes no gradient to its temperature; to learn it, take "softmax".')
-        return SoftmaxAggregation(temperature, learn=not semi and learn is not False, semi_grad=semi)
+        if semi:
+            return aggr.SoftmaxAggregation(temperature, learn=False, semi_grad=True)
+        return SoftmaxAggregation(temperature, learn is not False)
     if temperature != 1 or learn is not None:
         raise ConfigError(f"A temperature was given but `{knob}` is {choice!r}, which has none.")
     if isinstance(choice, str):

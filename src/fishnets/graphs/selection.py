@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fishnets.errors import ConfigError, NonFiniteLossError, expect_positive
+from fishnets.graphs.replay import replayed
 
 __all__ = ["Curves", "Recipe", "Task", "fit"]
 
@@ -33,6 +35,8 @@ class Recipe:
         warm_up: Epochs over which the step size rises to its value.
         decay: Whether the step size then falls to zero at the last epoch, along half a cosine.
         clip: Largest norm of a gradient; None for no limit.
+        replay: Whether the network is replayed as CUDA graphs where a task on a GPU gives it the same edges in every
+            update. It must not wait for the device then.
     """
 
     epochs: int
@@ -42,6 +46,7 @@ class Recipe:
     warm_up: int = 0
     decay: bool = False
     clip: float | None = 1.0
+    replay: bool = False
 
     def __post_init__(self) -> None:
         expect_positive(epochs=self.epochs, every=self.every)
@@ -113,6 +118,7 @@ class Curves:
 class Task(Protocol):
     """What a network is trained for; see :mod:`fishnets.graphs.tasks`.
 
+    Where a recipe asks for replays, ``inputs()`` gives those of the network that keep their shapes and edges, or None.
     Studies also ask for ``at_end(model)``, further scores of the best weights, and ``tasks_scored()``, how many tasks
     count in scores, where a task has them.
     """
@@ -152,10 +158,12 @@ def fit(model: nn.Module, task: Task, recipe: Recipe, checkpoint: Path | None = 
         (100, 10)
     """
     training = _Training(model, recipe, checkpoint)
-    while not training.done:
-        training.run_epoch(task)
-        if training.epoch % recipe.every == 0 or training.epoch == recipe.epochs:
-            training.look(task)
+    inputs = getattr(task, "inputs", lambda: None)() if recipe.replay and training.device.type == "cuda" else None
+    with nullcontext() if inputs is None else replayed(model, inputs):
+        while not training.done:
+            training.run_epoch(task)
+            if training.epoch % recipe.every == 0 or training.epoch == recipe.epochs:
+                training.look(task)
     model.load_state_dict(training.best)
     model.eval()
     return training.curves
@@ -170,6 +178,7 @@ class _Training:
         fused = self.device.type == "cuda"
         self.optimizer = torch.optim.Adam(model.parameters(), lr=recipe.learning_rate, fused=fused)
         self.curves, self.epoch, self.seconds = Curves(), 0, 0.0
+        self.began: float | None = None
         self.best: dict[str, Any] = {}
         self.recent: list[Tensor] = []
         if checkpoint is not None and checkpoint.exists():
@@ -182,8 +191,8 @@ class _Training:
         return self.epoch >= self.recipe.epochs or (self.recipe.patience is not None and waited >= self.recipe.patience)
 
     def run_epoch(self, task: Task) -> None:
-        """One epoch of updates."""
-        began = self._now()
+        """One epoch of updates, which a GPU may still be busy with."""
+        self.began = self._now() if self.began is None else self.began
         for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.rate(self.epoch)
         self.model.train()
@@ -195,10 +204,11 @@ class _Training:
             self.optimizer.step()
             self.recent.append(loss.detach())
         self.epoch += 1
-        self.seconds += self._now() - began
 
     def look(self, task: Task) -> None:
         """Evaluates, remembers the best weights and writes the checkpoint."""
+        self.seconds += self._now() - (self.began or 0.0)
+        self.began = None
         loss = float(torch.stack(self.recent).mean())
         if not math.isfinite(loss):
             raise NonFiniteLossError(f"The loss became {loss} in epoch {self.epoch}; use a smaller `learning_rate`.")

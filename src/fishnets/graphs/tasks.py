@@ -15,6 +15,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from fishnets.errors import ConfigError, DataError, NonFiniteError, expect_positive
 from fishnets.graphs.metrics import roc_auc, tasks_with_both
+from fishnets.ops.memory import remembered
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -115,11 +116,24 @@ class NodeTask:
         """Losses of the training nodes, one for each part that has some."""
         graph = self.graphs["train"] if self.draw is None else self.draw(epoch)
         generator = torch.Generator().manual_seed(1_000_003 * self.seed + epoch)
-        parts = [graph] if self.parts == 1 else self._cut(graph, random_parts(graph.num_nodes, self.parts, generator))
-        for part in parts:
+        if self.parts == 1:
+            nodes = self._labelled("train", graph)
+            yield _loss(self.predict(model, graph)[nodes], graph.y[nodes], self.score)
+            return
+        for part in self._cut(graph, random_parts(graph.num_nodes, self.parts, generator)):
             mask = part.train_mask
             if bool(mask.any()):
                 yield _loss(self.predict(model, part)[mask], part.y[mask], self.score)
+
+    def inputs(self) -> tuple[Tensor, ...] | None:
+        """Inputs of the network that keep their shapes and edges in all updates; None where parts are drawn.
+
+        Also None where there are others than features of nodes, edges and features of edges.
+        """
+        graph = self.graphs["train"] if self.draw is None else self.draw(0)
+        if self.parts > 1 or "species" in graph or graph.edge_attr is None:
+            return None
+        return graph.x, graph.edge_index, graph.edge_attr
 
     @torch.no_grad()
     def evaluate(self, model: Any) -> dict[str, float]:
@@ -142,6 +156,12 @@ class NodeTask:
         more = {"species": graph.species} if "species" in graph else {}
         logits: Tensor = model(graph.x, graph.edge_index, graph.edge_attr, **more)
         return logits
+
+    def _labelled(self, part: str, graph: Data) -> Tensor:
+        """Nodes of a part of the split, which a GPU counts once."""
+        mask = graph[f"{part}_mask"]
+        found: Tensor = remembered(mask, "nodes", lambda: mask.nonzero().flatten())
+        return found
 
     def _whole(self, model: Any, graph: Data) -> Tensor:
         """Logits of all nodes, part by part."""

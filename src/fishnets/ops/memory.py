@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from fishnets.ops.dispatch import transforms_active
 
-__all__ = ["remembered", "unremembered"]
+__all__ = ["keeping", "remembered", "unremembered"]
 
 REMEMBERED = 32
 
@@ -52,7 +53,28 @@ def remembered(tensor: Tensor, what: Hashable, find: Callable[[], Found]) -> Fou
             _MEMORY.pop(next(iter(list(_MEMORY)), None), None)
         _MEMORY[key] = known
     found: Found = known[1]
+    if _KEPT:
+        _KEPT[-1].append(found)
     return found
+
+
+@contextmanager
+def keeping() -> Iterator[list[Any]]:
+    """Collects what is remembered inside, from any thread: a CUDA graph reads it as long as it is replayed.
+
+    Example:
+        >>> import torch
+        >>> with keeping() as kept:
+        ...     _ = remembered(torch.tensor([2, 0]), "sum", lambda: 2)
+        >>> kept
+        [2]
+    """
+    kept: list[Any] = []
+    _KEPT.append(kept)
+    try:
+        yield kept
+    finally:
+        _KEPT.remove(kept)
 
 
 def unremembered(function: Callable[P, Found]) -> Callable[P, Found]:
@@ -83,6 +105,7 @@ def unremembered(function: Callable[P, Found]) -> Callable[P, Found]:
 
 _MEMORY: dict[Hashable, tuple[weakref.ref[Tensor], Any]] = {}
 _THREAD = threading.local()
+_KEPT: list[list[Any]] = []
 
 
 def _forget(key: Hashable, _: object, memory: dict[Hashable, Any] = _MEMORY) -> None:

@@ -1,0 +1,57 @@
+"""Messages and groups in, sums weighted by a softmax out: DeeperGCN's aggregation, to compare with on equal terms."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fishnets.errors import ShapeError
+from fishnets.ops.dispatch import choose_backend
+from fishnets.ops.groups import expect_bounds
+from fishnets.ops.softmax_messages import fused_triton, reference
+
+__all__ = ["softmax_messages", "softmax_messages_backend"]
+
+
+def softmax_messages(
+    x: Tensor, temperature: Tensor, ptr: Tensor, *, order: Tensor | None = None, backend: str = "auto"
+) -> Tensor:
+    r"""Sums messages, each channel weighted by a softmax over the messages of a group.
+
+    .. math:: y_g = \sum_{e \in g} w_e x_e, \qquad w_e = \frac{\exp(\tau x_e)}{\sum_{f \in g} \exp(\tau x_f)}
+
+    Args:
+        x: Messages, shape :math:`(n, C)`.
+        temperature: What messages are multiplied with, :math:`\tau`, shape (1,).
+        ptr: Bounds of the groups, int64, shape :math:`(g + 1,)`, from 0 to n.
+        order: Message at each position, where they are not in the order of their groups, shape :math:`(n,)`.
+        backend: ``"auto"``, ``"reference"`` or ``"fused"``, which reads messages once forward and once back, on a GPU.
+
+    Returns:
+        The sums, shape :math:`(g, C)`; zero for empty groups.
+
+    Example:
+        >>> import torch
+        >>> softmax_messages(torch.tensor([[0.0], [1.0]]), torch.tensor([0.0]), torch.tensor([0, 0, 2]))
+        tensor([[0.0000],
+                [0.5000]])
+    """
+    if x.ndim != 2 or temperature.shape != (1,):
+        raise ShapeError(
+            f"`x` has shape {tuple(x.shape)} and `temperature` {tuple(temperature.shape)} but (n, C) and (1,) were "
+            "expected."
+        )
+    expect_bounds(ptr, len(x))
+    name, _ = softmax_messages_backend(x, temperature, backend)
+    sums = fused_triton.softmax_messages if name == "fused" else reference.softmax_messages
+    return sums(x, temperature, ptr, order)
+
+
+def softmax_messages_backend(x: Tensor, temperature: Tensor, backend: str = "auto") -> tuple[str, str]:
+    """Tells which backend :func:`softmax_messages` would use with these arguments, and why.
+
+    Example:
+        >>> import torch
+        >>> softmax_messages_backend(torch.zeros(2, 1), torch.ones(1))
+        ('reference', 'the messages are on cpu and kernels exist for CUDA')
+    """
+    return choose_backend(backend, lambda: fused_triton.obstacle(x, temperature))

@@ -1,0 +1,55 @@
+"""The softmax aggregation is PyTorch Geometric's, with the same parameter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.graphs.layers import seeded  # noqa: F401 a fixture
+from torch_geometric.nn import GATv2Conv, SAGEConv, aggr
+
+from fishnets.graphs import SoftmaxAggregation
+
+
+def messages() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 6, generator=generator, dtype=torch.float64)
+    return x, torch.randint(7, (40,), generator=generator)
+
+
+@pytest.mark.parametrize("learn", [True, False])
+def test_it_computes_what_pyg_computes(learn: bool) -> None:
+    x, index = messages()
+    found = []
+    for kind in (SoftmaxAggregation, aggr.SoftmaxAggregation):
+        aggregation, rows = kind(0.5, learn=learn).double(), x.clone().requires_grad_()
+        out = aggregation(rows, index, dim_size=9)
+        out.square().sum().backward()
+        found.append((out.detach(), rows.grad, aggregation.t.grad if learn else None))
+    assert bool((found[0][0][7:] == 0).all())  # nodes without messages
+    for got, want in zip(*found, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-9)  # PyG adds 1e-16 to what it divides by
+
+
+def test_weights_of_pyg_fit() -> None:
+    ours = SoftmaxAggregation()
+    ours.load_state_dict(aggr.SoftmaxAggregation(0.3, learn=True).state_dict())
+    assert ours.t.item() == pytest.approx(0.3)
+    ours.reset_parameters()
+    assert ours.t.item() == 1.0
+    assert not SoftmaxAggregation(learn=False).state_dict()
+    assert repr(SoftmaxAggregation(0.5, learn=False)) == "SoftmaxAggregation(temperature=0.5, learn=False)"
+
+
+def test_bounds_dimensions_and_convolutions_are_taken(seeded: None) -> None:  # noqa: F811
+    x, index = messages()
+    aggregation = SoftmaxAggregation().double()
+    ordered, order = index.sort(stable=True)
+    ptr = torch.searchsorted(ordered, torch.arange(8))
+    torch.testing.assert_close(aggregation(x[order], ptr=ptr), aggregation(x, index))
+    wide = torch.stack([x, 2 * x])  # (2, E, 6)
+    torch.testing.assert_close(aggregation(wide, index)[1], aggregation(2 * x, index))
+    torch.testing.assert_close(aggregation(wide.mT, index, dim=-1), aggregation(wide, index).mT)
+    edge_index = torch.tensor([[0, 1, 2], [1, 0, 0]])
+    nodes = torch.randn(3, 4)
+    assert SAGEConv(4, 5, aggr=SoftmaxAggregation())(nodes, edge_index).shape == (3, 5)
+    assert GATv2Conv(4, 5, heads=2, aggr=SoftmaxAggregation())(nodes, edge_index).shape == (3, 10)

@@ -1,0 +1,93 @@
+"""Sums weighted by a softmax: values, gradients and gradients of gradients, on every backend."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.ops.test_fused_sums import SIZES, bounds, near
+from tests.strategies import normals
+from torch import Tensor
+
+from fishnets.errors import BackendUnavailableError, ShapeError
+from fishnets.ops.softmax_messages import softmax_messages, softmax_messages_backend
+
+
+def plainly(x: Tensor, temperature: Tensor, sizes: list[int]) -> Tensor:
+    """Group by group, with PyTorch's softmax."""
+    groups = [(torch.softmax(temperature * rows, 0) * rows).sum(0) for rows in x.split(sizes)]
+    return torch.stack(groups)
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_sums_are_those_of_a_softmax_in_every_group(sizes):
+    x = 3 * normals(1, sum(sizes), 5).requires_grad_()
+    temperature = torch.tensor([0.7], dtype=torch.float64, requires_grad=True)
+    upstream = normals(2, len(sizes), 5)
+    got, want = softmax_messages(x, temperature, bounds(sizes, "cpu")), plainly(x, temperature, sizes)
+    torch.testing.assert_close(got, want)
+    for one, other in zip(*(torch.autograd.grad(out, (x, temperature), upstream) for out in (got, want)), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_messages_may_come_in_any_order():
+    x, ptr = normals(3, 12, 2), bounds([5, 0, 7], "cpu")
+    order = torch.randperm(12, generator=torch.Generator().manual_seed(1))
+    temperature = torch.ones(1, dtype=torch.float64)
+    got = softmax_messages(x, temperature, ptr, order=order)
+    torch.testing.assert_close(got, softmax_messages(x[order], temperature, ptr))
+
+
+def test_large_messages_do_not_overflow():
+    x = torch.tensor([[1e4], [-1e4], [1e4 - 1]])
+    got = softmax_messages(x, torch.ones(1), torch.tensor([0, 3]))
+    assert got.item() == pytest.approx(1e4 - 1 / (1 + torch.e))
+
+
+def test_gradients_agree_with_differences():
+    x = normals(4, 6, 2).requires_grad_()
+    temperature = torch.tensor([0.5], dtype=torch.float64, requires_grad=True)
+    ptr = torch.tensor([0, 4, 4, 6])
+    with torch.random.fork_rng():
+        assert torch.autograd.gradcheck(lambda *given: softmax_messages(*given, ptr), (x, temperature))
+        assert torch.autograd.gradgradcheck(lambda *given: softmax_messages(*given, ptr), (x, temperature))
+
+
+def test_what_was_given_and_expected_is_said():
+    with pytest.raises(ShapeError, match=r"^`x` has shape \(2,\) and `temperature` \(1,\) but \(n, C\) and \(1,\)"):
+        softmax_messages(torch.ones(2), torch.ones(1), torch.tensor([0, 2]))
+    with pytest.raises(BackendUnavailableError, match="the messages are on cpu and kernels exist for CUDA"):
+        softmax_messages(torch.ones(2, 1), torch.ones(1), torch.tensor([0, 2]), backend="fused")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("channels", [1, 16, 48, 64, 256])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_kernels_agree_with_the_definition(device, sizes, channels):
+    x, ptr = 3 * normals(5, sum(sizes), channels, dtype=torch.float32).to(device), bounds(sizes, device)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(2)).to(device)
+    temperature, upstream = torch.tensor([0.7], device=device), normals(6, len(sizes), channels).to(device)
+    for chosen in (None, order):
+        given, found = [], []
+        for dtype, backend in ((torch.float32, "fused"), (torch.float64, "reference")):
+            inputs = [one.to(dtype).requires_grad_() for one in (x, temperature)]
+            out = softmax_messages(*inputs, ptr, order=chosen, backend=backend)
+            given.append(out.detach())
+            found.append(torch.autograd.grad(out, inputs, upstream.to(dtype)))
+        near(given[0], given[1], 1e-5)
+        near(found[0][0], found[1][0], 1e-5)
+        near(found[0][1], found[1][1], 1e-4)  # a sum over all messages, of both signs
+
+
+@pytest.mark.gpu
+def test_kernels_refuse_what_they_cannot_do_and_pass_second_gradients(device):
+    x, temperature = normals(7, 9, 4, dtype=torch.float32).to(device), torch.ones(1, device=device)
+    assert softmax_messages_backend(x, temperature)[0] == "fused"
+    assert softmax_messages_backend(x.double(), temperature)[0] == "reference"
+    ptr, inputs = bounds([4, 5], device), (x.requires_grad_(), temperature.requires_grad_())
+    slopes = []
+    for backend in ("fused", "reference"):
+        out = softmax_messages(*inputs, ptr, backend=backend).square().sum()
+        first = torch.autograd.grad(out, inputs, create_graph=True)
+        slopes.append(torch.autograd.grad(first[0].square().sum() + first[1].sum(), inputs))
+    for got, want in zip(*slopes, strict=True):
+        near(got, want.double(), 1e-4)

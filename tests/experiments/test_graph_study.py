@@ -262,6 +262,7 @@ def test_runs_are_recorded_by_name_with_their_spread(any_runs: Runs) -> None:
     measures = {
         "test": torch.tensor([0.5, 0.7]),
         "valid": torch.tensor([0.6, 0.6]),
+        "loss": torch.tensor([0.2, 0.4]),
         "epochs_to_best": torch.tensor([10.0, 20.0]),
         "epochs_trained": torch.tensor([30.0, 30.0]),
         "weights": torch.tensor([1.0, 1.0]),
@@ -273,6 +274,7 @@ def test_runs_are_recorded_by_name_with_their_spread(any_runs: Runs) -> None:
     expected = {
         "accuracy": (0.6, 0.2 * half),
         "valid": (0.6, 0.0),
+        "loss": (0.3, 0.2 * half),
         "epochs_to_best": (15.0, 10 * half),
         "epochs_trained": (30.0, 0.0),
         "seconds_to_best": (30.0, 20 * half),

@@ -90,6 +90,9 @@ def test_every_network_is_measured_under_both_conditions(config: Config, result:
         assert ahead == paired_difference(*runs)
         assert ahead.value == pytest.approx(float((runs[0].measures["test"] - runs[1].measures["test"]).mean()))
         assert len(result.runs[f"pna/{condition}"].measures["test"]) == 1
+    lost = result.metrics["difference/clean-noisy/fishnets"].value
+    clean, noisy = (result.metrics[f"rocauc/fishnets/{condition}"].value for condition in ("clean", "noisy"))
+    assert lost == pytest.approx(clean - noisy)
 
 
 def test_a_run_continues_where_it_was(
@@ -148,6 +151,7 @@ def test_the_record_has_figures_and_a_page(result: StudyResult, tmp_path: Path) 
     page = yeast_page(tmp_path)
     assert "### noisy" in page
     assert "| fishnets |" in page
+    assert "lost to noise" in page
 
 
 def test_the_share_of_noise_is_smaller_in_sums(config: Config, result: StudyResult) -> None:

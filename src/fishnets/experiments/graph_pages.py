@@ -93,21 +93,25 @@ def yeast_page(root: str | Path) -> str:
             f"many weights. Each had the learning rates {rates} with the first seed, up to {config['epochs']:,} epochs "
             f"or until validation nodes had not improved for {config['patience']}; the best on these was used with all "
             "seeds. ROC-AUC of the test nodes where that of the validation nodes is best: mean and spread over seeds; "
-            "differences with the error of their mean.",
+            "differences with the error of their mean. The training loss, with dropout, is of the same epoch.",
             "",
         ]
         for condition in config["conditions"]:
             rows = []
             for method in config["methods"]:
                 label = f"{method}/{condition}"
-                scores = [format_metric(metrics[f"{what}/{label}"]) for what in ("rocauc", "valid")]
+                scores = [format_metric(metrics[f"{what}/{label}"]) for what in ("rocauc", "valid", "loss")]
                 ahead = metrics.get(f"difference/fishnets-{label}")
                 cost = [f"{1e3 * metrics[f'seconds_per_epoch/{label}'].value:.1f}", *_costs(metrics, label)]
                 rows.append([method, *scores, format_metric(ahead) if ahead else "", *cost])
-            header = ["aggregation", "test ROC-AUC", "validation", "Fishnets ahead by", "ms per epoch"]
+            header = ["aggregation", "test ROC-AUC", "validation", "training loss", "Fishnets ahead by", "ms per epoch"]
             parts += [f"### {condition}", "", markdown_table([*header, *COSTS], rows), ""]
             labels = [f"{method}/{condition}" for method in config["methods"]]
             parts += _tuning(metrics, labels, config["learning_rates"])
+        lost = {method: metrics.get(f"difference/clean-noisy/{method}") for method in config["methods"]}
+        if any(lost.values()):
+            listed = ", ".join(f"{method} {format_metric(loss)}" for method, loss in lost.items() if loss)
+            parts += [f"Test ROC-AUC lost to noise, with the error of the mean: {listed}.", ""]
         shares = {
             f"{what}, law of {law}": 100 * metrics[f"noise/{what}/{law}"].value
             for what in ("edges", "nodes")

@@ -100,6 +100,7 @@ class Runs:
     def metrics(self, label: str, score: str = "rocauc") -> dict[str, Metric]:
         """All that is recorded of them; ``label`` says which network this is, ``score`` what test data measured."""
         found = {f"{score}/{label}": spread(self.measures["test"]), f"valid/{label}": spread(self.measures["valid"])}
+        found |= {f"loss/{label}": spread(self.measures["loss"])}
         epochs = self.measures["epochs_to_best"]
         found |= {f"{name}/{label}": spread(self.measures[name]) for name in ("epochs_to_best", "epochs_trained")}
         found |= {f"seconds_to_best/{label}": spread(self.seconds_per_epoch * epochs)}
@@ -139,7 +140,7 @@ def spread(values: Tensor) -> Metric:
 
 
 def paired_difference(one: Runs, other: Runs) -> Metric:
-    """How much better one network is on test data than another with the same seeds.
+    """How much better some runs are on test data than others with the same seeds.
 
     With the error of the mean; 0, which is none, for a single seed.
     """
@@ -262,7 +263,7 @@ class GraphStudy:
         last = torch.tensor(curves.scores["test"][-LAST:], dtype=torch.float64)
         found = {name: Metric(curves.at_best(name), 0.0) for name in ("test", "valid")}
         found["epochs_to_best"] = Metric(float(curves.epochs_to_best), 0.0)
-        found["last"] = spread(last)
+        found["last"], found["loss"] = spread(last), Metric(curves.loss[curves.best], 0.0)
         found["weights"] = Metric(float(sum(p.numel() for p in model.parameters())), 0.0)
         found |= {AT_END + name: Metric(score, 0.0) for name, score in more.items()}
         for i, epoch in enumerate(curves.epochs):

@@ -81,7 +81,7 @@ class Config(StudyConfig):
     table: ProteinGraph
     models: tuple[str, ...]
     changes: tuple[tuple[str, int], ...] = ()
-    learning_rates: tuple[float, ...] = (5e-3,)
+    learning_rates: tuple[float, ...] = (2e-3, 6e-3)
     epochs: int = 300
     every: int = 5
     parts: int = 1
@@ -178,7 +178,7 @@ def runs_of(config: Config, study: GraphStudy, name: str) -> Runs:
     careful = config.protocol == "clean"
     warm_up = config.epochs // 50 if careful else 0
     clip = 1.0 if careful else None
-    recipe = Recipe(config.epochs, 1.0, None, config.every, warm_up, decay=careful, clip=clip)
+    recipe = Recipe(config.epochs, 1.0, None, config.every, warm_up, careful, clip, replay=careful)
     make = partial(_make_model, config, name, graph)
     task = partial(task_of, config, name)
     return study.runs(name, make, task, recipe, config.rates(name), config.seeds)

@@ -97,6 +97,10 @@ def run(config: Config, checkpoints: Path | None = None, progress: bool | None =
             if other != "fishnets" and "fishnets" in config.methods:
                 pair = found[f"fishnets/{condition}"], found[f"{other}/{condition}"]
                 metrics[f"difference/fishnets-{other}/{condition}"] = paired_difference(*pair)
+    if set(CONDITIONS) <= set(config.conditions):
+        for method in config.methods:
+            pair = found[f"{method}/clean"], found[f"{method}/noisy"]
+            metrics[f"difference/clean-noisy/{method}"] = paired_difference(*pair)
     if "noisy" in config.conditions:
         metrics |= noise_shares(config)
     return StudyResult(config, metrics, study.parts.seconds, found)
@@ -130,7 +134,7 @@ def runs_of(config: Config, study: GraphStudy, method: str, condition: str) -> R
     """The runs of one aggregation under one condition."""
     from fishnets.graphs.selection import Recipe
 
-    recipe = Recipe(config.epochs, 1.0, config.patience, config.every, warm_up=config.epochs // 100)
+    recipe = Recipe(config.epochs, 1.0, config.patience, config.every, config.epochs // 100, replay=True)
     make, task = partial(make_model, config, method, condition), partial(task_of, config, condition)
     return study.runs(f"{method}/{condition}", make, task, recipe, config.learning_rates, config.seeds_of(method))
 

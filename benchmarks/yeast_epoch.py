@@ -1,8 +1,8 @@
 """What an epoch of training costs on a real protein graph, for every aggregation and backend.
 
-The network is that of ``fishnets reproduce string-yeast --preset paper``: a DeeperGCN of eight layers and 64 channels,
-of which only the aggregation changes. Run with ``python benchmarks/yeast_epoch.py --data FOLDER``, a folder in OGB's
-layout; ``--device cuda`` measures a GPU.
+The network is a DeeperGCN of eight layers and 64 channels, of which only the aggregation changes, trained by
+``fishnets.graphs.fit`` on the whole graph; on a GPU also with the network replayed as CUDA graphs. Run with
+``python benchmarks/yeast_epoch.py --data FOLDER``, a folder in OGB's layout; ``--device cuda`` measures a GPU.
 """
 
 from __future__ import annotations
@@ -14,51 +14,40 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits
+from torch_geometric.nn.aggr import SoftmaxAggregation
 
 from fishnets.experiments.protein_graph import read_graph
 from fishnets.experiments.records import Metric, metric, write_benchmark
 from fishnets.experiments.report import format_metric, markdown_table
-from fishnets.experiments.string_yeast import Config, config_for
-from fishnets.graphs import DeeperGCN, FishnetsAggregation
-from fishnets.graphs.training import train
+from fishnets.experiments.yeast import Config, config_for, task_of
+from fishnets.graphs import DeeperGCN, FishnetsAggregation, Recipe, fit
 from fishnets.inference.efficiency import mean_with_error
 
-RATE = 1e-2
 AGGREGATIONS: dict[str, Any] = {
     "fishnets/reference": partial(FishnetsAggregation, backend="reference"),
     "fishnets/separate": partial(FishnetsAggregation, backend="separate"),
     "fishnets/auto": FishnetsAggregation,
-    "naive/auto": partial(FishnetsAggregation, form="paper"),
+    "paper/auto": partial(FishnetsAggregation, form="paper"),
     "softmax": "softmax",
+    "softmax/pyg": lambda width: SoftmaxAggregation(learn=True),
+    "mean": "mean",
     "sum": "sum",
 }
+REPLAYED = ("fishnets/auto", "paper/auto", "softmax", "softmax/pyg", "mean", "sum")
 
 
-def epochs(config: Config, aggregation: Any, count: int, repeats: int) -> Metric:
+def epochs(config: Config, aggregation: Any, count: int, repeats: int, replay: bool) -> Metric:
     """Milliseconds of an epoch: a mean over repeats of a few epochs, after as many that warm up."""
     torch.manual_seed(0)
-    data = config.table.data.to(config.device)
-    made = aggregation if isinstance(aggregation, str) else partial(aggregation, num_params=config.num_params)
+    task, data = task_of(config, "clean", 0), config.table.data
+    made = aggregation
+    if isinstance(aggregation, partial) or aggregation is FishnetsAggregation:
+        made = partial(aggregation, num_params=config.num_params)
     widths = (data.x.shape[1], data.edge_attr.shape[1], data.y.shape[1])
     sizes: dict[str, Any] = {"hidden": config.hidden, "num_layers": config.num_layers, "dropout": config.dropout}
     model = DeeperGCN(*widths, aggregation=made, **sizes).to(config.device)
-    labels = data.y.float()[data.train_mask]
-
-    def loss(step: int) -> Tensor:
-        logits = model(data.x, data.edge_index, data.edge_attr)[data.train_mask]
-        return binary_cross_entropy_with_logits(logits, labels)
-
-    taken = []
-    for _ in range(repeats + 1):
-        if config.device == "cuda":
-            torch.cuda.synchronize()
-        began = time.perf_counter()
-        train(model, loss, count, RATE)
-        if config.device == "cuda":
-            torch.cuda.synchronize()
-        taken.append(1e3 * (time.perf_counter() - began) / count)
+    recipe = Recipe(count, config.learning_rates[0], every=count, replay=replay)
+    taken = [1e3 * fit(model, task, recipe).seconds_per_epoch for _ in range(repeats + 1)]
     return metric(mean_with_error(torch.tensor(taken[1:], dtype=torch.float64)))
 
 
@@ -74,11 +63,11 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     started = time.monotonic()
     config = config_for("paper", "clean", device=options.device, table=read_graph(options.data))
-    found = {
-        f"milliseconds/{name}": epochs(config, aggregation, options.epochs, options.repeats)
-        for name, aggregation in AGGREGATIONS.items()
-    }
-    settings = {"table": config.table.to_dict(), "epochs": options.epochs, "repeats": options.repeats, "rate": RATE}
+    measured = partial(epochs, config, count=options.epochs, repeats=options.repeats)
+    found = {f"milliseconds/{name}": measured(one, replay=False) for name, one in AGGREGATIONS.items()}
+    if options.device == "cuda":
+        found |= {f"milliseconds/{name}/replayed": measured(AGGREGATIONS[name], replay=True) for name in REPLAYED}
+    settings = {"table": config.table.to_dict(), "epochs": options.epochs, "repeats": options.repeats}
     network = {name: getattr(config, name) for name in ("hidden", "num_layers", "num_params", "dropout")}
     spent = time.monotonic() - started
     where = (options.device, options.out, options.overwrite)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fishnets.experiments.proteins import PAPER
 from fishnets.experiments.records import Metric, Record
@@ -176,7 +177,7 @@ def molhiv_page(root: str | Path) -> str:
     for record in records:
         config, metrics = record.config, record.metrics
         table = config["table"]
-        rates = ", ".join(f"{rate:g}" for rate in config["learning_rates"])
+        rates = _rates(config)
         parts += [
             f"## {record.preset} preset, {record.protocol} protocol ({record.hardware})",
             "",
@@ -210,7 +211,7 @@ def arxiv_page(root: str | Path) -> str:
         parts += ["ogbn-arxiv: not run: data not at hand.", ""]
     for record in records:
         config = record.config
-        rates = ", ".join(f"{rate:g}" for rate in config["learning_rates"])
+        rates = _rates(config)
         parts += [
             f"## {record.preset} preset, {record.protocol} protocol ({record.hardware})",
             "",
@@ -242,6 +243,13 @@ def _arxiv_table(record: Record, graph: str) -> str:
         rows.append([model, *cells, format_metric(ahead) if ahead else "", *cost])
     header = ["network", "test accuracy", "validation", "paper", "ahead of gcn-28 by", "ms per epoch"]
     return markdown_table([*header, *COSTS], rows)
+
+
+def _rates(config: Mapping[str, Any]) -> str:
+    """Learning rates, and how they were tried where that was not in runs of full length."""
+    rates, tried = config["learning_rates"], config.get("tuning_epochs")
+    shorter = f" tried in runs of {tried} epochs" if tried and len(rates) > 1 else ""
+    return ", ".join(f"{rate:g}" for rate in rates) + shorter
 
 
 def _tuning(metrics: Mapping[str, Metric], labels: Sequence[str], rates: Sequence[float]) -> list[str]:

@@ -33,7 +33,6 @@ ATOMS = (119, 5, 12, 12, 10, 6, 6, 2, 2)  # values of OGB's categories of an ato
 BONDS = (5, 6, 2)
 MODELS = ("fishnets-3", "gcn-7")
 PAPER = {"fishnets-3": 0.80, "gcn-7": 0.76}
-SMALL = 64  # molecules: the kernels of smaller batches take longer to launch than to run, so that networks are compiled
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,7 +168,7 @@ def make_model(config: Config, name: str) -> Any:
 
     form: Any = "regression" if config.protocol == "clean" else "paper"
     fishnets = partial(FishnetsAggregation, num_params=config.num_params, form=form)
-    model = DeeperGCN(
+    return DeeperGCN(
         ATOMS,
         BONDS,
         config.table.graphs.y.shape[1],
@@ -184,6 +183,3 @@ def make_model(config: Config, name: str) -> Any:
         pool="mean",
         last_activation=False,
     )
-    if config.batch_size <= SMALL and config.device.startswith("cuda"):
-        model.compile(dynamic=True)
-    return model

@@ -37,8 +37,23 @@ def replayed(model: nn.Module, inputs: tuple[Tensor, ...]) -> Iterator[None]:
             buffer.copy_(before[name])
         torch.cuda.set_rng_state(random, device)
         model.train(training)
-        yield
-        torch.cuda.synchronize(device)
+        with _own_stream(device):
+            yield
     finally:
         vars(model).pop("forward", None)
         del kept
+
+
+@contextmanager
+def _own_stream(device: torch.device) -> Iterator[None]:
+    """The stream of captures, on which gradients are added up: autograd then has no two streams to keep in step."""
+    stream, outside = torch.cuda.graph.default_capture_stream, torch.cuda.current_stream(device)
+    if stream is None or stream.device != device:  # captured on another GPU before
+        yield
+        return
+    stream.wait_stream(outside)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        outside.wait_stream(stream)

@@ -1,22 +1,29 @@
-"""Replayed networks train as plain ones do, on a GPU."""
+"""Updates that are replayed train as plain ones do; on a GPU they are captured."""
 
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from tests.graphs.layers import seeded  # noqa: F401 a fixture
 from torch_geometric.data import Data
 
-from fishnets.graphs import DeeperGCN, EdgeNoise, FishnetsAggregation, NodeTask, Recipe, fit
+from fishnets.errors import ConfigError
+from fishnets.graphs import Curves, DeeperGCN, EdgeNoise, FishnetsAggregation, NodeTask, Recipe, fit
 from fishnets.graphs.pna import PNAAggregation
 from fishnets.ops.memory import keeping, remembered
 
 DEGREES = torch.tensor([0, 1, 5, 20])
+MAKERS = {
+    "fishnets": partial(FishnetsAggregation, num_params=4),
+    "paper": partial(FishnetsAggregation, num_params=4, form="paper"),
+    "pna": partial(PNAAggregation, degrees=DEGREES),
+}
 
 
-def graph(device: torch.device) -> Data:
+def graph(device: torch.device | str) -> Data:
     generator = torch.Generator().manual_seed(0)
     source = torch.randint(300, (2, 2_000), generator=generator)
     edge_index = torch.cat([source, source.flip(0)], dim=1)
@@ -29,64 +36,100 @@ def graph(device: torch.device) -> Data:
     return data.to(device)
 
 
+def task_on(data: Data, noisy: bool) -> NodeTask:
+    """Labels of the nodes; with noisy edges, which are drawn for every epoch from a few that are kept."""
+    if not noisy:
+        return NodeTask(data)
+    noise, device = EdgeNoise(data), data.edge_index.device
+    drawn = [noise.draw("train", torch.Generator(device).manual_seed(seed)) for seed in range(3)]
+    return NodeTask(dict.fromkeys(("valid", "test"), drawn[0]), draw=lambda epoch: drawn[epoch % 3])
+
+
+def trained(
+    data: Data, noisy: bool, recipe: Recipe, kind: str = "fishnets", dropout: float = 0.0, path: Path | None = None
+) -> tuple[DeeperGCN, Curves]:
+    torch.manual_seed(3)
+    sizes = {"hidden": 16, "num_layers": 3, "dropout": dropout}
+    model = DeeperGCN(3 + noisy, 3 + noisy, 2, aggregation=MAKERS.get(kind, kind), **sizes).to(data.x.device)
+    return model, fit(model, task_on(data, noisy), recipe, path)
+
+
 def test_what_is_remembered_is_kept_for_those_who_ask() -> None:
     index = torch.tensor([1, 0])
     assert remembered(index, "smallest", lambda: 0) == 0
-    with keeping() as kept:
+    with keeping() as first, keeping() as second:
         remembered(index, "smallest", lambda: 1 / 0)
     remembered(index, "smallest", lambda: 1 / 0)
-    assert kept == [0]
+    assert (first, second) == ([], [0])
 
 
-def test_a_task_has_inputs_where_its_updates_are_of_the_whole_graph() -> None:
-    data = graph(torch.device("cpu"))
-    found = NodeTask(data).inputs()
-    assert found is not None
-    assert found[1] is data.edge_index
-    assert NodeTask(data, parts=2).inputs() is None
-    noisy = NodeTask(data, draw=lambda epoch: EdgeNoise(data).draw("train", torch.Generator().manual_seed(epoch)))
-    assert noisy.inputs()[2].shape == (4_000, 4)
+@pytest.mark.parametrize("noisy", [False, True])
+def test_updates_from_tensors_that_stay_are_the_same(noisy: bool, seeded: None) -> None:  # noqa: F811
+    recipes = [Recipe(8, 3e-3, every=2, replay=replay) for replay in (True, False)]
+    found = [trained(graph("cpu"), noisy, recipe, dropout=0.3)[1] for recipe in recipes]
+    assert found[0].loss == found[1].loss
+    assert found[0].scores == found[1].scores
+
+
+def test_what_a_task_draws_is_left_as_it_was() -> None:
+    task = task_on(graph("cpu"), noisy=True)
+    still, before = task.still(), [task.draw(epoch).x.clone() for epoch in range(3)]
+    assert still is not None
+    for epoch in range(6):
+        still.refresh(epoch)
+        assert torch.equal(still.graph.x, before[epoch % 3])
+    assert all(torch.equal(task.draw(epoch).x, before[epoch]) for epoch in range(3))
+    assert NodeTask(graph("cpu"), parts=2).still() is None
+
+
+def test_other_edges_are_refused() -> None:
+    still = NodeTask(graph("cpu"), draw=lambda epoch: graph("cpu")).still()
+    assert still is not None
+    still.refresh(0)
+    with pytest.raises(ConfigError, match="`draw` gave a graph with edges of its own, but updates that are replayed"):
+        still.refresh(1)
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:The usage of `scatter:UserWarning")  # PNA would be faster with another package
 @pytest.mark.parametrize("kind", ["fishnets", "paper", "softmax", "sum", "mean", "pna"])
 @pytest.mark.parametrize("noisy", [False, True])
-def test_replayed_networks_train_as_plain_ones_do(device: torch.device, kind: str, noisy: bool, seeded: None) -> None:  # noqa: F811
-    data = graph(device)
-    makers = {"fishnets": partial(FishnetsAggregation, num_params=4), "pna": partial(PNAAggregation, degrees=DEGREES)}
-    makers["paper"] = partial(FishnetsAggregation, num_params=4, form="paper")
-
-    def draw(epoch: int) -> Data:
-        return EdgeNoise(data).draw("train", torch.Generator(device).manual_seed(epoch))
-
-    task = NodeTask(dict.fromkeys(("valid", "test"), draw(99)), draw=draw) if noisy else NodeTask(data)
+def test_captured_updates_train_as_plain_ones_do(
+    device: torch.device, kind: str, noisy: bool, seeded: None  # noqa: F811
+) -> None:
     losses = []
     for replay in (True, False):
-        torch.manual_seed(3)
-        sizes = {"hidden": 16, "num_layers": 3, "dropout": 0.0}
-        model = DeeperGCN(3 + noisy, 3 + noisy, 2, aggregation=makers.get(kind, kind), **sizes)
-        curves = fit(model.to(device), task, Recipe(epochs=30, learning_rate=3e-3, every=5, replay=replay))
-        losses.append(torch.tensor(curves.loss))
-        assert "forward" not in vars(model)
+        recipe = Recipe(epochs=30, learning_rate=3e-3, every=5, warm_up=10, replay=replay)
+        losses.append(torch.tensor(trained(graph(device), noisy, recipe, kind)[1].loss))
     assert losses[1][-1] < losses[1][0]
     torch.testing.assert_close(*losses, rtol=2e-2, atol=0.0)  # sums in no fixed order
 
 
 @pytest.mark.gpu
 def test_dropout_is_drawn_anew_in_every_replay(device: torch.device, seeded: None) -> None:  # noqa: F811
-    from fishnets.graphs.replay import replayed
+    recipe = Recipe(epochs=20, learning_rate=1e-9, replay=True)  # weights stay as they are
+    loss = trained(graph(device), False, recipe, dropout=0.5)[1].loss
+    assert len(set(loss)) > 15
 
-    data = graph(device)
-    model = DeeperGCN(3, 3, 2, hidden=16, num_layers=2, dropout=0.5, norm="batch").to(device).train()
-    inputs, mean = (data.x, data.edge_index, data.edge_attr), model.layers[0].norm.running_mean.clone()
-    torch.cuda.manual_seed(5)
-    before = torch.cuda.get_rng_state(device)
-    with replayed(model, inputs):
-        assert torch.equal(before, torch.cuda.get_rng_state(device))
-        assert torch.equal(mean, model.layers[0].norm.running_mean)
-        first, second = model(*inputs).clone(), model(*inputs).clone()
-        assert not torch.equal(first, second)
-        shifted = model(data.x + 1, *inputs[1:]).clone()
-        assert not torch.allclose(shifted, second)
-        model.eval()
-        assert torch.equal(model(*inputs), model(*inputs))
+
+@pytest.mark.gpu
+def test_a_captured_training_continues_where_it_was(
+    device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeded: None  # noqa: F811
+) -> None:
+    data, recipe = graph(device), Recipe(epochs=20, learning_rate=3e-3, every=5, replay=True)
+    whole = torch.tensor(trained(data, True, recipe)[1].loss)
+    evaluate, calls = NodeTask.evaluate, []
+
+    def stops(task: NodeTask, model: object) -> dict[str, float]:
+        calls.append(None)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return evaluate(task, model)
+
+    path = tmp_path / "run.pt"
+    monkeypatch.setattr(NodeTask, "evaluate", stops)
+    with pytest.raises(KeyboardInterrupt):
+        trained(data, True, recipe, path=path)
+    monkeypatch.setattr(NodeTask, "evaluate", evaluate)
+    again = torch.tensor(trained(data, True, recipe, path=path)[1].loss)
+    torch.testing.assert_close(again, whole, rtol=2e-2, atol=0.0)

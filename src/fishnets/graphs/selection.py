@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fishnets.errors import ConfigError, NonFiniteLossError, expect_positive
-from fishnets.graphs.replay import replayed
+from fishnets.ops.replay import ReplayedStep, own_stream
 
 __all__ = ["Curves", "Recipe", "Task", "fit"]
 
@@ -35,8 +35,8 @@ class Recipe:
         warm_up: Epochs over which the step size rises to its value.
         decay: Whether the step size then falls to zero at the last epoch, along half a cosine.
         clip: Largest norm of a gradient; None for no limit.
-        replay: Whether the network is replayed as CUDA graphs where a task on a GPU gives it the same edges in every
-            update. It must not wait for the device then.
+        replay: Whether updates are replayed as a CUDA graph, on a GPU and where a task has the same edges in all of
+            them. The network must not wait for the device then, nor recompute layers for gradients.
     """
 
     epochs: int
@@ -118,9 +118,9 @@ class Curves:
 class Task(Protocol):
     """What a network is trained for; see :mod:`fishnets.graphs.tasks`.
 
-    Where a recipe asks for replays, ``inputs()`` gives those of the network that keep their shapes and edges, or None.
-    Studies also ask for ``at_end(model)``, further scores of the best weights, and ``tasks_scored()``, how many tasks
-    count in scores, where a task has them.
+    Where a recipe asks for replays, ``still()`` gives the loss of an update from tensors that stay where they are
+    (:class:`fishnets.graphs.tasks.StillLoss`), or None. Studies also ask for ``at_end(model)``, further scores of the
+    best weights, and ``tasks_scored()``, how many tasks count in scores, where a task has them.
     """
 
     def losses(self, model: Any, epoch: int) -> Iterable[Tensor]:
@@ -157,13 +157,13 @@ def fit(model: nn.Module, task: Task, recipe: Recipe, checkpoint: Path | None = 
         >>> curves.epochs_to_best, len(curves.loss)
         (100, 10)
     """
-    training = _Training(model, recipe, checkpoint)
-    inputs = getattr(task, "inputs", lambda: None)() if recipe.replay and training.device.type == "cuda" else None
-    with nullcontext() if inputs is None else replayed(model, inputs):
+    training = _Training(model, task, recipe, checkpoint)
+    with nullcontext() if training.still is None else own_stream(training.device):
         while not training.done:
             training.run_epoch(task)
             if training.epoch % recipe.every == 0 or training.epoch == recipe.epochs:
                 training.look(task)
+    training.release()
     model.load_state_dict(training.best)
     model.eval()
     return training.curves
@@ -172,11 +172,17 @@ def fit(model: nn.Module, task: Task, recipe: Recipe, checkpoint: Path | None = 
 class _Training:
     """A training, as far as it is."""
 
-    def __init__(self, model: nn.Module, recipe: Recipe, checkpoint: Path | None) -> None:
+    def __init__(self, model: nn.Module, task: Any, recipe: Recipe, checkpoint: Path | None) -> None:
         self.model, self.recipe, self.checkpoint = model, recipe, checkpoint
         self.device = next(model.parameters()).device
-        fused = self.device.type == "cuda"
-        self.optimizer = torch.optim.Adam(model.parameters(), lr=recipe.learning_rate, fused=fused)
+        on_gpu = self.device.type == "cuda"
+        self.still: Any = getattr(task, "still", lambda: None)() if recipe.replay else None
+        captured = on_gpu and self.still is not None
+        # a captured update sees a tensor change
+        self.rate = torch.zeros((), device=self.device) if captured else recipe.learning_rate
+        self.optimizer = torch.optim.Adam(model.parameters(), lr=self.rate, fused=on_gpu, capturable=captured)
+        self.loss = torch.zeros((), device=self.device)
+        self.replay = ReplayedStep(self.update_still) if captured else None
         self.curves, self.epoch, self.seconds = Curves(), 0, 0.0
         self.began: float | None = None
         self.best: dict[str, Any] = {}
@@ -193,21 +199,42 @@ class _Training:
     def run_epoch(self, task: Task) -> None:
         """One epoch of updates, which a GPU may still be busy with."""
         self.began = self._now() if self.began is None else self.began
+        rate = self.recipe.rate(self.epoch)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.recipe.rate(self.epoch)
+            group["lr"] = rate if isinstance(self.rate, float) else self.rate.fill_(rate)
         self.model.train()
-        for loss in task.losses(self.model, self.epoch):
-            self.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            if self.recipe.clip is not None:
-                nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
-            self.optimizer.step()
+        if self.still is not None:
+            self.still.refresh(self.epoch)
+            (self.replay or self.update_still)()
+            self.recent.append(self.loss.clone())
+        for loss in task.losses(self.model, self.epoch) if self.still is None else ():
+            self.step(loss)
             self.recent.append(loss.detach())
         self.epoch += 1
 
+    def update_still(self) -> None:
+        """The update of an epoch from tensors that stay where they are."""
+        loss = self.still(self.model)
+        self.step(loss)
+        self.loss.copy_(loss.detach())
+
+    def step(self, loss: Tensor) -> None:
+        """Gradients, clipping and optimiser."""
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        if self.recipe.clip is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
+        self.optimizer.step()
+
+    def release(self) -> None:
+        """Gives back what was captured, and gradients, which lie in its memory."""
+        self.replay = None
+        self.optimizer.zero_grad(set_to_none=True)
+
     def look(self, task: Task) -> None:
         """Evaluates, remembers the best weights and writes the checkpoint."""
-        self.seconds += self._now() - (self.began or 0.0)
+        assert self.began is not None  # by an epoch
+        self.seconds += self._now() - self.began
         self.began = None
         loss = float(torch.stack(self.recent).mean())
         if not math.isfinite(loss):

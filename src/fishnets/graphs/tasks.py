@@ -7,6 +7,7 @@ stays on the device the data are on.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import copy
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from fishnets.graphs.graph_set import GraphSet
 
-__all__ = ["GraphTask", "NodeTask", "Score", "random_parts"]
+__all__ = ["GraphTask", "NodeTask", "Score", "StillLoss", "random_parts"]
 
 Score = Literal["rocauc", "accuracy"]
 
@@ -117,23 +118,22 @@ class NodeTask:
         graph = self.graphs["train"] if self.draw is None else self.draw(epoch)
         generator = torch.Generator().manual_seed(1_000_003 * self.seed + epoch)
         if self.parts == 1:
-            nodes = self._labelled("train", graph)
-            yield _loss(self.predict(model, graph)[nodes], graph.y[nodes], self.score)
+            yield self.whole_loss(model, graph)
             return
         for part in self._cut(graph, random_parts(graph.num_nodes, self.parts, generator)):
             mask = part.train_mask
             if bool(mask.any()):
                 yield _loss(self.predict(model, part)[mask], part.y[mask], self.score)
 
-    def inputs(self) -> tuple[Tensor, ...] | None:
-        """Inputs of the network that keep their shapes and edges in all updates; None where parts are drawn.
+    def whole_loss(self, model: Any, graph: Data) -> Tensor:
+        """Loss of the training nodes by the whole graph; the host waits for nothing but their first count."""
+        mask = graph.train_mask
+        nodes: Tensor = remembered(mask, "nodes", lambda: mask.nonzero().flatten())
+        return _loss(self.predict(model, graph).index_select(0, nodes), graph.y.index_select(0, nodes), self.score)
 
-        Also None where there are others than features of nodes, edges and features of edges.
-        """
-        graph = self.graphs["train"] if self.draw is None else self.draw(0)
-        if self.parts > 1 or "species" in graph or graph.edge_attr is None:
-            return None
-        return graph.x, graph.edge_index, graph.edge_attr
+    def still(self) -> StillLoss | None:
+        """The loss of an update from tensors that stay where they are; None where parts of the graph are drawn."""
+        return StillLoss(self) if self.parts == 1 else None
 
     @torch.no_grad()
     def evaluate(self, model: Any) -> dict[str, float]:
@@ -157,12 +157,6 @@ class NodeTask:
         logits: Tensor = model(graph.x, graph.edge_index, graph.edge_attr, **more)
         return logits
 
-    def _labelled(self, part: str, graph: Data) -> Tensor:
-        """Nodes of a part of the split, which a GPU counts once."""
-        mask = graph[f"{part}_mask"]
-        found: Tensor = remembered(mask, "nodes", lambda: mask.nonzero().flatten())
-        return found
-
     def _whole(self, model: Any, graph: Data) -> Tensor:
         """Logits of all nodes, part by part."""
         if self.test_parts == 1:
@@ -178,6 +172,42 @@ class NodeTask:
         """The graphs of some nodes each, in the order of the nodes."""
         for nodes in parts:
             yield graph.subgraph(nodes.to(graph.edge_index.device).sort().values)
+
+
+class StillLoss:
+    """The loss of an update on a whole graph, whose tensors stay where they are: what a CUDA graph can replay.
+
+    Args:
+        task: Labels of nodes; where it draws a graph for every epoch, all have the same edges, in one tensor.
+    """
+
+    def __init__(self, task: NodeTask) -> None:
+        self.task, self.graph = task, None if task.draw else task.graphs["train"]
+        self.edge_index: Tensor | None = None
+
+    def refresh(self, epoch: int) -> None:
+        """Writes what an epoch draws."""
+        if self.task.draw is None:
+            return
+        drawn = self.task.draw(epoch)
+        if self.graph is None:
+            self.graph, self.edge_index = copy(drawn), drawn.edge_index
+            for name in ("x", "edge_attr"):
+                if drawn[name] is not None:
+                    self.graph[name] = drawn[name].clone()
+            return
+        if drawn.edge_index is not self.edge_index:
+            raise ConfigError(
+                "`draw` gave a graph with edges of its own, but updates that are replayed have the same in all epochs: "
+                "give copies of one graph, whose `edge_index` is one tensor, or train without `replay`."
+            )
+        for name in ("x", "edge_attr"):
+            if drawn[name] is not None:
+                self.graph[name].copy_(drawn[name])
+
+    def __call__(self, model: Any) -> Tensor:
+        """The loss, of the epoch that was written last."""
+        return self.task.whole_loss(model, self.graph)
 
 
 class GraphTask:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from fishnets.errors import ConfigError, NonFiniteLossError
 from fishnets.inference.densities import Density
+from fishnets.ops.replay import ReplayedStep, own_stream
 from fishnets.sets.history import History
 from fishnets.sets.progress import progress_bar
-from fishnets.sets.replay import ReplayedStep, own_stream
 from fishnets.sets.training import Settings
 
 __all__ = ["Pairs", "fit_density"]

@@ -74,7 +74,7 @@ def keeping() -> Iterator[list[Any]]:
     try:
         yield kept
     finally:
-        _KEPT.remove(kept)
+        _KEPT[:] = [one for one in _KEPT if one is not kept]
 
 
 def unremembered(function: Callable[P, Found]) -> Callable[P, Found]:

@@ -9,17 +9,16 @@ the update.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 
+from fishnets.ops.replay import WARM_UP
 from fishnets.ragged import Sets
 from fishnets.sets.sources import Batch, Source
 
-__all__ = ["DrawnAhead", "Replayed", "ReplayedStep", "own_stream"]
+__all__ = ["DrawnAhead", "Replayed"]
 
-WARM_UP = 3  # updates run plainly before a shape is captured: compilation and allocation happen here
 MOST_GRAPHS = 32
 
 
@@ -62,44 +61,6 @@ class Replayed:
         with torch.cuda.graph(graph, pool=self.pool, stream=torch.cuda.current_stream()):
             self.update(still)
         return still, graph
-
-
-class ReplayedStep:
-    """An update whose inputs stay where they are, replayed as one CUDA graph after a few plain runs.
-
-    Args:
-        update: Does one update. It must not read anything back from the device.
-    """
-
-    def __init__(self, update: Callable[[], None]) -> None:
-        self.update, self.calls = update, 0
-        self.graph: torch.cuda.CUDAGraph | None = None
-
-    def __call__(self) -> None:
-        """Updates once."""
-        self.calls += 1
-        if self.calls <= WARM_UP:
-            return self.update()
-        if self.graph is None:
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph, stream=torch.cuda.current_stream()):
-                self.update()
-        return self.graph.replay()
-
-
-@contextmanager
-def own_stream(device: torch.device) -> Iterator[None]:
-    """On a GPU, a stream that is not the default one: only such a stream can be captured."""
-    if device.type != "cuda":
-        yield
-        return
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    try:
-        with torch.cuda.device(device), torch.cuda.stream(stream):
-            yield
-    finally:  # also when training was interrupted or failed: the weights it leaves are read on the other stream
-        torch.cuda.current_stream(device).wait_stream(stream)
 
 
 class DrawnAhead:

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from fishnets.errors import CheckpointError, ConfigError, NonFiniteError, NonFiniteLossError
+from fishnets.ops.replay import own_stream
 from fishnets.sets.container import read_container, write_container
 from fishnets.sets.history import History
 from fishnets.sets.interruption import leave, noted_signals
 from fishnets.sets.progress import progress_bar
-from fishnets.sets.replay import DrawnAhead, Replayed, own_stream
+from fishnets.sets.replay import DrawnAhead, Replayed
 from fishnets.sets.sources import Batch, Source
 
 __all__ = ["Schedule", "Settings", "train"]

@@ -37,7 +37,7 @@ REPLAYED = ("fishnets/auto", "paper/auto", "softmax", "softmax/pyg", "mean", "su
 
 
 def epochs(config: Config, aggregation: Any, count: int, repeats: int, replay: bool) -> Metric:
-    """Milliseconds of an epoch: a mean over repeats of a few epochs, after as many that warm up."""
+    """Milliseconds of an epoch: a mean over repeats of a few epochs, each after as many that warm up."""
     torch.manual_seed(0)
     task, data = task_of(config, "clean", 0), config.table.data
     made = aggregation
@@ -46,9 +46,9 @@ def epochs(config: Config, aggregation: Any, count: int, repeats: int, replay: b
     widths = (data.x.shape[1], data.edge_attr.shape[1], data.y.shape[1])
     sizes: dict[str, Any] = {"hidden": config.hidden, "num_layers": config.num_layers, "dropout": config.dropout}
     model = DeeperGCN(*widths, aggregation=made, **sizes).to(config.device)
-    recipe = Recipe(count, config.learning_rates[0], every=count, replay=replay)
-    taken = [1e3 * fit(model, task, recipe).seconds_per_epoch for _ in range(repeats + 1)]
-    return metric(mean_with_error(torch.tensor(taken[1:], dtype=torch.float64)))
+    recipe = Recipe(2 * count, config.learning_rates[0], every=count, replay=replay)
+    taken = [1e3 * fit(model, task, recipe).seconds_per_later_epoch for _ in range(repeats)]
+    return metric(mean_with_error(torch.tensor(taken, dtype=torch.float64)))
 
 
 def main() -> None:

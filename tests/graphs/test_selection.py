@@ -47,6 +47,7 @@ def test_curves_have_an_entry_for_every_evaluation_and_the_last_epoch() -> None:
     assert len(curves.loss) == len(curves.seconds) == len(curves.scores["test"]) == 3
     assert curves.seconds == sorted(curves.seconds)
     assert curves.seconds_per_epoch == curves.seconds[-1] / 7
+    assert curves.seconds_per_later_epoch == (curves.seconds[2] - curves.seconds[0]) / 4
 
 
 def test_the_network_ends_with_its_best_weights() -> None:

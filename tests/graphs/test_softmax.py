@@ -7,7 +7,7 @@ import torch
 from tests.graphs.layers import seeded  # noqa: F401 a fixture
 from torch_geometric.nn import GATv2Conv, SAGEConv, aggr
 
-from fishnets.graphs import SoftmaxAggregation
+from fishnets.graphs import DeeperGCN, SoftmaxAggregation
 
 
 def messages() -> tuple[torch.Tensor, torch.Tensor]:
@@ -53,3 +53,17 @@ def test_bounds_dimensions_and_convolutions_are_taken(seeded: None) -> None:  # 
     nodes = torch.randn(3, 4)
     assert SAGEConv(4, 5, aggr=SoftmaxAggregation())(nodes, edge_index).shape == (3, 5)
     assert GATv2Conv(4, 5, heads=2, aggr=SoftmaxAggregation())(nodes, edge_index).shape == (3, 10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_summed_in_single(dtype: torch.dtype, seeded: None) -> None:  # noqa: F811
+    x, index = torch.full((4_000, 1), 0.1, dtype=dtype), torch.zeros(4_000, dtype=torch.int64)
+    ours = SoftmaxAggregation()
+    assert ours(x, index).dtype == torch.float32  # with weights in single precision, as of PyG
+    assert ours.to(dtype)(x, index).dtype == dtype
+    torch.testing.assert_close(ours(x, index), x[:1])
+    model = DeeperGCN(6, None, 2, hidden=8, num_layers=2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = model(messages()[0].float(), torch.randint(40, (2, 90)))
+    out.float().sum().backward()
+    assert all(bool(weight.grad.isfinite().all()) for weight in model.parameters() if weight.grad is not None)

@@ -94,7 +94,8 @@ def yeast_page(root: str | Path) -> str:
             f"many weights. Each had the learning rates {rates} with the first seed, up to {config['epochs']:,} epochs "
             f"or until validation nodes had not improved for {config['patience']}; the best on these was used with all "
             "seeds. ROC-AUC of the test nodes where that of the validation nodes is best: mean and spread over seeds; "
-            "differences with the error of their mean. The training loss, with dropout, is of the same epoch.",
+            "differences with the error of their mean. The training loss, with dropout, is the mean over the "
+            f"{config['every']} epochs before.",
             "",
         ]
         for condition in config["conditions"]:
@@ -112,7 +113,8 @@ def yeast_page(root: str | Path) -> str:
         lost = {method: metrics.get(f"difference/clean-noisy/{method}") for method in config["methods"]}
         if any(lost.values()):
             listed = ", ".join(f"{method} {format_metric(loss)}" for method, loss in lost.items() if loss)
-            parts += [f"Test ROC-AUC lost to noise, with the error of the mean: {listed}.", ""]
+            one = "with the error of the mean over seeds, for one realisation of the noise"
+            parts += [f"Test ROC-AUC lost to noise, {one}: {listed}.", ""]
         shares = {
             f"{what}, law of {law}": 100 * metrics[f"noise/{what}/{law}"].value
             for what in ("edges", "nodes")

@@ -41,8 +41,8 @@ __all__ = [
 ]
 
 AT_END, CURVE, DIVERGED = "at_end/", "curve/", "diverged"  # names of what a run measured, or how they begin
-TIMED = 10  # epochs at most
-LONG = 30.0  # seconds, after which no further epoch is timed
+TIMED = 10  # epochs at most, after as many that load what is needed
+LONG = 30.0  # seconds, for which as many as fit are timed
 LAST = 10  # evaluations, whose spread the paper reports
 
 
@@ -228,7 +228,8 @@ class GraphStudy:
         first, curves = task(seeds[0]), [_curve(one) for one in found]
         measures["epochs_trained"] = torch.tensor([curve.epochs[-1] for curve in curves], dtype=torch.float64)
         timed = partial(self._time, make, first, replace(recipe, learning_rate=rate))
-        seconds = self.parts.measured(f"{_name(label)}-time", self.depends | {"label": label, "timed": TIMED}, timed)
+        depends = self.depends | {"label": label, "timed": TIMED, "replay": recipe.replay}
+        seconds = self.parts.measured(f"{_name(label)}-time", depends, timed)
         scored: dict[str, int] = getattr(first, "tasks_scored", dict)()
         diverged = tuple(one for one in tried if one not in valid)
         return Runs(tuple(seeds), rate, valid, diverged, scored, seconds["epoch"].value, measures, curves[0])
@@ -272,17 +273,17 @@ class GraphStudy:
         return found
 
     def _time(self, make: Callable[[], Any], task: Task, recipe: Any) -> dict[str, Metric]:
-        """Seconds of an epoch of training, without evaluation, after some that load what is needed."""
+        """Seconds of an epoch of training, without evaluation, after as many that load, or capture, what is needed."""
         from fishnets.graphs.selection import fit
 
         with self._seeded(0):
             model = make().to(self.device)
             some = replace(recipe, patience=None, warm_up=0, learning_rate=1e-9)  # with steps that cannot diverge
-            first = fit(model, task, replace(some, epochs=1, every=1)).seconds_per_epoch
-            timed = max(1, min(TIMED, recipe.epochs, int(LONG / first)))
-            for epochs in (max(1, timed // 3), timed):
-                curves = fit(model, task, replace(some, epochs=epochs, every=epochs))
-        return {"epoch": Metric(curves.seconds_per_epoch, 0.0)}
+            one = fit(model, task, replace(some, epochs=2, every=1)).seconds_per_later_epoch
+            timed = max(1, min(TIMED, recipe.epochs, int(LONG / max(one, 1e-6))))
+            if timed > 1:
+                one = fit(model, task, replace(some, epochs=2 * timed, every=timed)).seconds_per_later_epoch
+        return {"epoch": Metric(one, 0.0)}
 
     @contextmanager
     def _seeded(self, seed: int) -> Iterator[None]:

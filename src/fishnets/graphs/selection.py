@@ -99,6 +99,11 @@ class Curves:
         """Mean over the whole training."""
         return self.seconds[-1] / self.epochs[-1]
 
+    @property
+    def seconds_per_later_epoch(self) -> float:
+        """Mean between the first evaluation and the last, without what the first epochs load or capture."""
+        return (self.seconds[-1] - self.seconds[0]) / (self.epochs[-1] - self.epochs[0])
+
     def at_best(self, name: str) -> float:
         """A score where the validation score was best."""
         return self.scores[name][self.best]

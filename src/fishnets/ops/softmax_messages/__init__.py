@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from fishnets.errors import ShapeError
@@ -27,7 +28,7 @@ def softmax_messages(
         backend: ``"auto"``, ``"reference"`` or ``"fused"``, which reads messages once forward and once back, on a GPU.
 
     Returns:
-        The sums, shape :math:`(g, C)`; zero for empty groups.
+        The sums, shape :math:`(g, C)`, in the precision of messages and temperature together; zero for empty groups.
 
     Example:
         >>> import torch
@@ -41,9 +42,11 @@ def softmax_messages(
             "expected."
         )
     expect_bounds(ptr, len(x))
+    given, precise = torch.result_type(x, temperature), torch.promote_types(x.dtype, torch.float32)
+    x, temperature = x.to(precise), temperature.to(precise)  # sums are never in half precision
     name, _ = softmax_messages_backend(x, temperature, backend)
     sums = fused_triton.softmax_messages if name == "fused" else reference.softmax_messages
-    return sums(x, temperature, ptr, order)
+    return sums(x, temperature, ptr, order).to(given)
 
 
 def softmax_messages_backend(x: Tensor, temperature: Tensor, backend: str = "auto") -> tuple[str, str]:

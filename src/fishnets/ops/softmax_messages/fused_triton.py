@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fishnets.ops.dispatch import HAS_TRITON, eager_operation, on_device, transforms_active
+from fishnets.ops.segment_information.fused_triton import dense
 from fishnets.ops.softmax_messages import reference
 
 __all__ = ["obstacle", "softmax_messages"]
@@ -47,7 +48,7 @@ def forward(x: Tensor, temperature: Tensor, ptr: Tensor, order: Tensor | None) -
     """Sums (g, C), and logarithms of what their weights are divided by (g, C), which the gradient needs."""
     from fishnets.ops.softmax_messages import kernels_triton as kernels
 
-    x, num_groups = x.contiguous(), len(ptr) - 1
+    x, ptr, order, num_groups = x.contiguous(), ptr.contiguous(), dense(order), len(ptr) - 1
     out, log_total = x.new_empty((num_groups, x.shape[1])), x.new_empty((num_groups, x.shape[1]))
     if num_groups:
         given = (x, temperature, ptr, order, out, log_total, x.shape[1])
@@ -62,7 +63,7 @@ def backward(
     """Gradients of messages (n, C) and of the temperature (1,)."""
     from fishnets.ops.softmax_messages import kernels_triton as kernels
 
-    x, grad_slope = x.contiguous(), torch.empty_like(out)
+    x, ptr, order, grad_slope = x.contiguous(), ptr.contiguous(), dense(order), torch.empty_like(out)
     grad_x = torch.empty_like(x)
     if len(out):
         given = (grad.contiguous(), x, temperature, ptr, order, out, log_total, grad_x, grad_slope, x.shape[1])

@@ -85,6 +85,22 @@ def test_parts_are_drawn_anew_in_each_epoch_and_cover_all_nodes() -> None:
     assert first == again != later
 
 
+def test_a_part_is_the_graph_of_its_nodes_and_of_the_edges_between_them() -> None:
+    data, seen = graph(species=torch.arange(N).unsqueeze(1)), []
+
+    def model(*given: Tensor, species: Tensor) -> Tensor:
+        seen.append((*given, species))
+        return torch.zeros(len(species), 2, requires_grad=True)
+
+    list(NodeTask(data, parts=3, seed=1).losses(model, 0))  # type: ignore[arg-type]
+    assert sum(len(part[0]) for part in seen) == N
+    for x, edge_index, edge_attr, species in seen:
+        expected = data.subgraph(species.flatten())
+        assert torch.equal(x, expected.x)
+        assert torch.equal(edge_index, expected.edge_index)
+        assert torch.equal(edge_attr, expected.edge_attr)
+
+
 def test_each_part_of_the_split_may_see_a_graph_of_its_own() -> None:
     graphs = {part: graph(x=torch.randn(N, 3)) for part in ("train", "valid", "test")}
     model = Linear(2)

@@ -17,6 +17,7 @@ from fishnets.experiments.graph_pages import (
 )
 from fishnets.experiments.records import Metric, Record, read_record
 from fishnets.experiments.report import MADE, comparison_table, facts_of, format_metric, markdown_table, records_of
+from fishnets.experiments.unfinished import runs_so_far
 
 __all__ = ["gamma_page", "linear_scaling_page", "main", "robustness_page", "saturation_page", "supernovae_page"]
 
@@ -279,7 +280,7 @@ def _loss_section(record: Record) -> list[str]:
 
 
 def main(root: str | Path) -> None:
-    """Writes every page for which there is a record."""
+    """Writes every page for which there is a record, or the runs of a study that is not over."""
     pages: dict[str, Callable[[str | Path], str]] = {
         "linear-scaling": linear_scaling_page,
         "gamma-population": lambda root: gamma_page(root, "gamma-population"),
@@ -295,8 +296,10 @@ def main(root: str | Path) -> None:
         **{name: partial(proteins_page, name=name) for name in ("proteins", "proteins-focus", "noisy-proteins")},
     }
     for name, page in pages.items():
-        if any((Path(root) / name).glob("*.json")):
-            (Path(root) / name / "README.md").write_text(page(root))
+        folder = Path(root) / name
+        so_far = "\n".join(runs_so_far(folder))
+        if so_far or any(folder.glob("*.json")):
+            (folder / "README.md").write_text(page(root) + ("\n" + so_far if so_far else ""))
 
 
 if __name__ == "__main__":

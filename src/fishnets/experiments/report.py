@@ -59,4 +59,5 @@ def records_of(folder: Path) -> list[Record]:
 
 def facts_of(records: Sequence[Record]) -> list[str]:
     """Command, hardware, time and version of each record, as lines of a list."""
-    return [f"- `{r.command}` ({r.hardware}, {r.seconds:.0f} s, torch {r.versions['torch']})" for r in records]
+    lines = [f"- `{r.command}` ({r.hardware}, {r.seconds:.0f} s, torch {r.versions['torch']})" for r in records]
+    return lines or ["- none yet: the study is not over"]

@@ -185,7 +185,7 @@ class _Training:
         captured = on_gpu and self.still is not None
         # a captured update sees a tensor change
         self.rate = torch.zeros((), device=self.device) if captured else recipe.learning_rate
-        self.optimizer = torch.optim.Adam(model.parameters(), lr=self.rate, fused=on_gpu, capturable=captured)
+        self.optimizer = torch.optim.Adam(model.parameters(), lr=self.rate, fused=True, capturable=captured)
         self.loss = torch.zeros((), device=self.device)
         self.replay = ReplayedStep(self.update_still) if captured else None
         self.curves, self.epoch, self.seconds = Curves(), 0, 0.0

@@ -1,0 +1,32 @@
+"""Studies that are not over: a page of the runs there are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from tests.graphs.folders import protein_folder
+
+from fishnets.experiments.pages import main
+from fishnets.experiments.protein_graph import read_graph
+from fishnets.experiments.unfinished import runs_so_far
+from fishnets.experiments.yeast import config_for, run
+
+
+def test_finished_runs_are_shown_with_the_difference_over_the_seeds_they_share(tmp_path: Path) -> None:
+    config = config_for("smoke", "clean", table=read_graph(protein_folder(tmp_path / "data")))
+    config = replace(config, methods=("fishnets", "sum"), conditions=("clean",))
+    run(config, tmp_path / "yeast" / "checkpoints" / "smoke-clean-seed0")
+    main(tmp_path)
+    page = (tmp_path / "yeast" / "README.md").read_text()
+    assert "none yet: the study is not over" in page
+    rows = {line.split(" ")[1]: line.split(" | ") for line in page.splitlines() if line.startswith("| ")}
+    assert rows["fishnets/clean"][1:3] == rows["sum/clean"][1:3] == ["0.01", "2"]
+    assert rows["fishnets/clean"][-1] == " |"
+    assert " ± " in rows["sum/clean"][-1]
+
+
+def test_nothing_is_said_where_no_runs_are_kept(tmp_path: Path) -> None:
+    assert runs_so_far(tmp_path) == []
+    (tmp_path / "checkpoints" / "paper-clean-seed0").mkdir(parents=True)
+    assert runs_so_far(tmp_path) == []

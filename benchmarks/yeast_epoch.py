@@ -1,7 +1,7 @@
 """What an epoch of training costs on a real protein graph, for every aggregation and backend.
 
 The network is a DeeperGCN of eight layers and 64 channels, of which only the aggregation changes, trained by
-``fishnets.graphs.fit`` on the whole graph; on a GPU also with the network replayed as CUDA graphs. Run with
+``fishnets.graphs.fit`` on the whole graph; on a GPU also with updates replayed as CUDA graphs. Run with
 ``python benchmarks/yeast_epoch.py --data FOLDER``, a folder in OGB's layout; ``--device cuda`` measures a GPU.
 """
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from copy import copy
 from functools import partial
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import torch
 from tests.graphs.layers import seeded  # noqa: F401 a fixture
 from torch_geometric.data import Data
 
-from fishnets.errors import ConfigError
+from fishnets.errors import ConfigError, NonFiniteError, NonFiniteLossError
 from fishnets.graphs import Curves, DeeperGCN, EdgeNoise, FishnetsAggregation, NodeTask, Recipe, fit
 from fishnets.graphs.pna import PNAAggregation
 from fishnets.ops.memory import keeping, remembered
@@ -82,12 +84,34 @@ def test_what_a_task_draws_is_left_as_it_was() -> None:
     assert NodeTask(graph("cpu"), parts=2).still() is None
 
 
-def test_other_edges_are_refused() -> None:
-    still = NodeTask(graph("cpu"), draw=lambda epoch: graph("cpu")).still()
+@pytest.mark.parametrize("name", ["edge_index", "y", "train_mask"])
+def test_a_drawn_graph_with_other_edges_or_labels_is_refused(name: str) -> None:
+    data, drawn = graph("cpu"), [copy(graph("cpu")) for _ in range(2)]
+    for other in {"edge_index", "y", "train_mask"} - {name}:
+        drawn[0][other] = drawn[1][other]
+    still = NodeTask(data, draw=lambda epoch: drawn[epoch]).still()
     assert still is not None
     still.refresh(0)
-    with pytest.raises(ConfigError, match="`draw` gave a graph with edges of its own, but updates that are replayed"):
+    with pytest.raises(ConfigError, match=f"a graph whose `{name}` is its own, but updates that are replayed have"):
         still.refresh(1)
+
+
+def test_edges_need_no_features() -> None:
+    data = graph("cpu")
+    del data.edge_attr
+    still = NodeTask(data, draw=lambda epoch: copy(data)).still()
+    assert still is not None
+    for epoch in range(2):
+        still.refresh(epoch)
+    assert float(still(lambda x, edge_index, edge_attr: torch.zeros(len(x), 2))) == pytest.approx(math.log(2), rel=1e-6)
+
+
+def test_what_was_captured_is_given_back_when_training_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    released = []
+    monkeypatch.setattr("fishnets.graphs.selection._Training.release", lambda training: released.append(training))
+    with pytest.raises((NonFiniteError, NonFiniteLossError)):
+        trained(graph("cpu"), False, Recipe(40, 1e30, clip=None))
+    assert len(released) == 1
 
 
 @pytest.mark.gpu

@@ -50,6 +50,11 @@ def test_curves_have_an_entry_for_every_evaluation_and_the_last_epoch() -> None:
     assert curves.seconds_per_later_epoch == (curves.seconds[2] - curves.seconds[0]) / 4
 
 
+def test_a_rate_may_be_a_whole_number() -> None:
+    _, curves = trained(Recipe(epochs=2, learning_rate=1))
+    assert len(curves.loss) == 2
+
+
 def test_the_network_ends_with_its_best_weights() -> None:
     model, curves = trained(Recipe(epochs=40, learning_rate=0.3))  # too large a step: scores go up and down
     assert curves.best < len(curves.epochs) - 1

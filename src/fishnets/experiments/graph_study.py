@@ -275,13 +275,15 @@ class GraphStudy:
     def _time(self, make: Callable[[], Any], task: Task, recipe: Any) -> dict[str, Metric]:
         """Seconds of an epoch of training, without evaluation, after as many that load, or capture, what is needed."""
         from fishnets.graphs.selection import fit
+        from fishnets.ops.replay import WARM_UP
 
         with self._seeded(0):
             model = make().to(self.device)
             some = replace(recipe, patience=None, warm_up=0, learning_rate=1e-9)  # with steps that cannot diverge
-            one = fit(model, task, replace(some, epochs=2, every=1)).seconds_per_later_epoch
-            timed = max(1, min(TIMED, recipe.epochs, int(LONG / max(one, 1e-6))))
-            if timed > 1:
+            few = WARM_UP + 1 if recipe.replay else 1
+            one = fit(model, task, replace(some, epochs=2 * few, every=few)).seconds_per_later_epoch
+            timed = min(TIMED, recipe.epochs, int(LONG / max(one, 1e-6)))
+            if timed > few:
                 one = fit(model, task, replace(some, epochs=2 * timed, every=timed)).seconds_per_later_epoch
         return {"epoch": Metric(one, 0.0)}
 

@@ -33,6 +33,7 @@ from torch_geometric.nn.resolver import aggregation_resolver
 
 from fishnets.errors import ConfigError, DataError, ShapeError, expect_last_dim, expect_positive
 from fishnets.graphs.softmax import SoftmaxAggregation
+from fishnets.ops.memory import remembered
 
 __all__ = ["CategoryEncoder", "DeeperGCN"]
 
@@ -183,12 +184,8 @@ class DeeperGCN(nn.Module):
             _expect_shape("batch", batch, x.shape[:1])
         if species is not None and self.one_hot is not None:
             _expect_shape("species", species, x.shape[:1])
-            strange = (species < 0) | (species >= self.one_hot) | (species != species.long())
-            if not torch.compiler.is_compiling() and bool(strange.any()):
-                raise DataError(
-                    f"`species` holds others than the numbers 0 to {self.one_hot - 1}. Number those of the whole graph "
-                    "with `torch.unique(species, return_inverse=True)[1].flatten()`."
-                )
+            if not torch.compiler.is_compiling():
+                remembered(species, ("species", self.one_hot), partial(_expect_species, species, self.one_hot))
 
 
 class CategoryEncoder(nn.Module):
@@ -308,6 +305,15 @@ def _expect_given(name: str, tensor: Tensor | None, knob: str, size: int | None)
     if (tensor is None) != (size is None):
         given = "not given" if tensor is None else "given"
         raise ConfigError(f"The network was made with {knob}={size} but `{name}` was {given}.")
+
+
+def _expect_species(species: Tensor, count: int) -> None:
+    strange = (species < 0) | (species >= count) | (species != species.long())
+    if bool(strange.any()):
+        raise DataError(
+            f"`species` holds others than the numbers 0 to {count - 1}. Number those of the whole graph with "
+            "`torch.unique(species, return_inverse=True)[1].flatten()`."
+        )
 
 
 def _expect_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:

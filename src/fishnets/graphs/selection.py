@@ -35,8 +35,9 @@ class Recipe:
         warm_up: Epochs over which the step size rises to its value.
         decay: Whether the step size then falls to zero at the last epoch, along half a cosine.
         clip: Largest norm of a gradient; None for no limit.
-        replay: Whether updates are replayed as a CUDA graph, on a GPU and where a task has the same edges in all of
-            them. The network must not wait for the device then, nor recompute layers for gradients.
+        replay: Whether updates are replayed as a CUDA graph, on a GPU and for tasks that train on one whole graph; one
+            that is drawn for every epoch has the same edges in all. The network must not wait for the device then, nor
+            recompute layers for gradients; aggregations without kernels, such as ``backend="reference"``, do wait.
     """
 
     epochs: int
@@ -101,7 +102,7 @@ class Curves:
 
     @property
     def seconds_per_later_epoch(self) -> float:
-        """Mean between the first evaluation and the last, without what the first epochs load or capture."""
+        """Mean between the first evaluation and the last, of two or more: without what is loaded before the first."""
         return (self.seconds[-1] - self.seconds[0]) / (self.epochs[-1] - self.epochs[0])
 
     def at_best(self, name: str) -> float:
@@ -163,12 +164,14 @@ def fit(model: nn.Module, task: Task, recipe: Recipe, checkpoint: Path | None = 
         (100, 10)
     """
     training = _Training(model, task, recipe, checkpoint)
-    with nullcontext() if training.still is None else own_stream(training.device):
-        while not training.done:
-            training.run_epoch(task)
-            if training.epoch % recipe.every == 0 or training.epoch == recipe.epochs:
-                training.look(task)
-    training.release()
+    try:
+        with nullcontext() if training.still is None else own_stream(training.device):
+            while not training.done:
+                training.run_epoch(task)
+                if training.epoch % recipe.every == 0 or training.epoch == recipe.epochs:
+                    training.look(task)
+    finally:
+        training.release()
     model.load_state_dict(training.best)
     model.eval()
     return training.curves
@@ -206,7 +209,7 @@ class _Training:
         self.began = self._now() if self.began is None else self.began
         rate = self.recipe.rate(self.epoch)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate if isinstance(self.rate, float) else self.rate.fill_(rate)
+            group["lr"] = self.rate.fill_(rate) if isinstance(self.rate, Tensor) else rate
         self.model.train()
         if self.still is not None:
             self.still.refresh(self.epoch)
@@ -285,6 +288,8 @@ class _Training:
             )
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        for group in self.optimizer.param_groups:  # where training goes on now, not where it was
+            group["capturable"] = self.replay is not None
         self.best, self.curves = state["best"], Curves(**state["curves"])
         self.epoch, self.seconds = state["progress"]
         torch.set_rng_state(state["random"].cpu())

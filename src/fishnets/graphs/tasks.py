@@ -194,33 +194,36 @@ class NodeTask:
 class StillLoss:
     """The loss of an update on a whole graph, whose tensors stay where they are: what a CUDA graph can replay.
 
+    It is that of :meth:`NodeTask.whole_loss`; ``losses`` is not asked.
+
     Args:
-        task: Labels of nodes; where it draws a graph for every epoch, all have the same edges, in one tensor.
+        task: Labels of nodes; where it draws a graph for every epoch, these differ in ``x`` and ``edge_attr`` alone,
+            and share all other tensors.
     """
 
     def __init__(self, task: NodeTask) -> None:
         self.task, self.graph = task, None if task.draw else task.graphs["train"]
-        self.edge_index: Tensor | None = None
+        self.first: Data | None = None
 
     def refresh(self, epoch: int) -> None:
         """Writes what an epoch draws."""
         if self.task.draw is None:
             return
         drawn = self.task.draw(epoch)
-        if self.graph is None:
-            self.graph, self.edge_index = copy(drawn), drawn.edge_index
-            for name in ("x", "edge_attr"):
-                if drawn[name] is not None:
-                    self.graph[name] = drawn[name].clone()
+        changing = [name for name in ("x", "edge_attr") if drawn.get(name) is not None]
+        if self.graph is None or self.first is None:
+            self.graph, self.first = copy(drawn), drawn
+            for name in changing:
+                self.graph[name] = drawn[name].clone()
             return
-        if drawn.edge_index is not self.edge_index:
-            raise ConfigError(
-                "`draw` gave a graph with edges of its own, but updates that are replayed have the same in all epochs: "
-                "give copies of one graph, whose `edge_index` is one tensor, or train without `replay`."
-            )
-        for name in ("x", "edge_attr"):
-            if drawn[name] is not None:
-                self.graph[name].copy_(drawn[name])
+        for name in ("edge_index", "y", "train_mask", "species"):
+            if drawn.get(name) is not self.first.get(name):
+                raise ConfigError(
+                    f"`draw` gave a graph whose `{name}` is its own, but updates that are replayed have the same in "
+                    "all epochs: give copies of one graph, which share it, or train without `replay`."
+                )
+        for name in changing:
+            self.graph[name].copy_(drawn[name])
 
     def __call__(self, model: Any) -> Tensor:
         """The loss, of the epoch that was written last."""

@@ -46,12 +46,12 @@ def remembered(tensor: Tensor, what: Hashable, find: Callable[[], Found]) -> Fou
     owner = tensor if tensor._base is None else tensor._base
     view = (tensor.storage_offset(), tensor.stride(), tensor.shape)
     key = (id(owner), owner.data_ptr(), owner._version, view, what)
-    known = _MEMORY.get(key)
+    known = _MEMORY.pop(key, None)  # and put back: the longest unasked goes first
     if known is None or known[0]() is None:
         known = (weakref.ref(owner, partial(_forget, key)), find())
         while len(_MEMORY) >= REMEMBERED:
             _MEMORY.pop(next(iter(list(_MEMORY)), None), None)
-        _MEMORY[key] = known
+    _MEMORY[key] = known
     found: Found = known[1]
     if _KEPT:
         _KEPT[-1].append(found)

@@ -5,6 +5,7 @@ An update of a small network is hundreds of short kernels, and launching them ta
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,9 +14,23 @@ import torch
 
 from fishnets.ops.memory import keeping
 
-__all__ = ["WARM_UP", "ReplayedStep", "own_stream"]
+__all__ = ["WARM_UP", "ReplayedStep", "capture", "own_stream"]
 
 WARM_UP = 3  # updates run plainly before one is captured: compilation and allocation happen here
+
+
+def capture(update: Callable[[], None], pool: Any = None) -> torch.cuda.CUDAGraph:
+    """An update as a CUDA graph, captured on the current stream.
+
+    Args:
+        update: Does one update. It must not read anything back from the device.
+        pool: Memory to share with other graphs; of its own by default.
+    """
+    gc.collect()  # a graph that is destroyed while another one is captured breaks it
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.current_stream()):
+        update()
+    return graph
 
 
 class ReplayedStep:
@@ -36,9 +51,8 @@ class ReplayedStep:
         if self.calls <= WARM_UP:
             return self.update()
         if self.graph is None:
-            self.graph = torch.cuda.CUDAGraph()
-            with keeping() as self.kept, torch.cuda.graph(self.graph, stream=torch.cuda.current_stream()):
-                self.update()
+            with keeping() as self.kept:
+                self.graph = capture(self.update)
         return self.graph.replay()
 
 

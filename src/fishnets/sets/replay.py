@@ -1,19 +1,19 @@
 """On a GPU: updates replayed as CUDA graphs, and batches drawn ahead of their use.
 
-A step of a small network is hundreds of short kernels, and launching them takes longer than running them. A graph of
-the whole update, forward, backward, clipping and optimiser, is captured once for each shape of batch and replayed.
-Meanwhile the next batch is drawn on a stream of its own, so that a simulator that waits for the device does not stop
-the update.
+A graph of the whole update, forward, backward, clipping and optimiser (:mod:`fishnets.ops.replay`), is captured once
+for each shape of batch and replayed. Meanwhile the next batch is drawn on a stream of its own, so that a simulator that
+waits for the device does not stop the update.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
-from fishnets.ops.replay import WARM_UP
+from fishnets.ops.replay import WARM_UP, capture
 from fishnets.ragged import Sets
 from fishnets.sets.sources import Batch, Source
 
@@ -57,10 +57,7 @@ class Replayed:
         sets = Sets(batch.sets.values.clone(), batch.sets.offsets.clone())
         _ = sets.common_size  # looked up now: a capture cannot wait for the device
         still = Batch(sets, batch.theta.clone(), None if batch.noise is None else batch.noise.clone())
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool, stream=torch.cuda.current_stream()):
-            self.update(still)
-        return still, graph
+        return still, capture(partial(self.update, still), self.pool)
 
 
 class DrawnAhead:

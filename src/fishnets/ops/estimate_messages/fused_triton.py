@@ -47,7 +47,7 @@ def outputs_obstacle(x: Tensor, num_params: int) -> str | None:
     """Why the outputs of a layer cannot be summed and solved in one go, or None when they can."""
     if x.ndim != 2:
         return f"messages have {x.ndim} dimensions and those of shape (n, C) are fused"
-    return segments.obstacle(x, num_params)
+    return segments.unsupported(x, num_params)  # captured updates have a schedule: groups are those of earlier ones
 
 
 @on_device

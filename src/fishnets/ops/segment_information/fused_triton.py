@@ -12,7 +12,7 @@ from fishnets.algebra.packing import packed_size
 from fishnets.ops.dispatch import HAS_TRITON, on_device
 from fishnets.ops.schedule import owners, schedule
 
-__all__ = ["FORMS", "MAX_PARAMS", "add_rest", "backward", "dense", "forward", "obstacle"]
+__all__ = ["FORMS", "MAX_PARAMS", "add_rest", "backward", "dense", "forward", "obstacle", "unsupported"]
 
 MAX_PARAMS = 16
 MAX_BATCH = 1024  # the second dimension of a grid ends at 65,535
@@ -23,10 +23,15 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 def obstacle(raw: Tensor, num_params: int) -> str | None:
     """Why the kernels cannot run on these outputs, or None when they can."""
-    if not HAS_TRITON:
-        return "Triton is not installed"
     if not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing():
         return "a CUDA graph is being captured, and kernels are scheduled by the host"
+    return unsupported(raw, num_params)
+
+
+def unsupported(raw: Tensor, num_params: int) -> str | None:
+    """Why there are no kernels for these outputs, or None when there are; they run where they have a schedule."""
+    if not HAS_TRITON:
+        return "Triton is not installed"
     if raw.dtype not in DTYPES:
         return f"the outputs are {raw.dtype} and float32, bfloat16 and float16 are fused on a GPU"
     if num_params > MAX_PARAMS:

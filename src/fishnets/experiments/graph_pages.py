@@ -145,12 +145,14 @@ def proteins_page(root: str | Path, name: str) -> str:
         other = "" if table["name"] == "ogbn_proteins" else ", another graph"
         as_the_code = record.protocol == "published" and config["study"] != "proteins"
         scored = "the last ten evaluations" if as_the_code else f"{len(config['seeds'])} seeds"
+        smaller = ", ".join(f"{name} {value}" for name, value in config["changes"])
         parts += [
             f"## {record.preset} preset, {record.protocol} protocol ({record.hardware})",
             "",
             f"On `{table['name']}`, {table['num_nodes']:,} nodes (SHA-256 `{table['sha256'][:12]}…`); the paper's "
             f"column is of ogbn-proteins{other}. Learning rates {rates}, up to {config['epochs']:,} epochs, "
-            f"{config['parts']} parts of the graph in training. Test ROC-AUC: mean and spread over {scored}.",
+            f"{config['parts']} parts of the graph in training. Test ROC-AUC: mean and spread over {scored}."
+            + (f" Networks are smaller than their names say: {smaller}." if smaller else ""),
             "",
         ]
         rows = []
@@ -186,7 +188,8 @@ def molhiv_page(root: str | Path) -> str:
             f"`{table['name']}`, {table['num_graphs']:,} molecules (SHA-256 `{table['sha256'][:12]}…`), batches of "
             f"{config['batch_size']}, learning rates {rates}, up to {config['epochs']} epochs. Test ROC-AUC where that "
             f"of validation molecules is best: mean and spread over {len(config['seeds'])} seeds. DeeperGCN's authors "
-            "report 0.7858 ± 0.0117 for their 7 layers.",
+            "report 0.7858 ± 0.0117 for their 7 layers."
+            + (f" Networks have {config['layers']} layers here." if config["layers"] else ""),
             "",
         ]
         rows = []

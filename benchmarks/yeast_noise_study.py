@@ -3,9 +3,9 @@
 Networks of ``fishnets reproduce yeast`` under noise, with the first of its learning rates, are tested anew on the test
 nodes, with their best weights: on edges as the study measures them (``as-tested``), with the scores that were measured
 in place of the counts (``exact-scores``), with as many trials as in training (``training-law``), and with the numbers
-of trials exchanged among messages (``exchanged-trials``), which changes nothing where a network does not weigh messages
-by them. Of Fishnets also: the information in messages of 170 trials or more over that in those of less than 50, the
-mean traces of their Fisher matrices, layer by layer. It would be 5.3 if only counting were uncertain.
+of trials exchanged among messages (``exchanged-trials``), which changes nothing where a network does not use them. Of
+Fishnets also: the information in messages of 170 trials or more over that in those of less than 50, the mean traces of
+their Fisher matrices, layer by layer. It would be 5.3 if only counting were uncertain.
 
 Run with ``python benchmarks/yeast_noise_study.py --data FOLDER --epochs 400``, about an hour on a core; with
 ``--device cuda`` it takes a minute.
@@ -28,13 +28,14 @@ from torch import Tensor
 from fishnets.algebra.packing import diagonal_positions
 from fishnets.experiments.graph_study import spread
 from fishnets.experiments.protein_graph import read_graph
-from fishnets.experiments.records import Metric, write_benchmark
+from fishnets.experiments.records import Metric, hardware_name, refuse_overwrite, write_benchmark
 from fishnets.experiments.report import format_metric, markdown_table
 from fishnets.experiments.yeast import Config, config_for, make_model, task_of
 from fishnets.graphs import FishnetsAggregation, NodeTask, Recipe, fit
 from fishnets.graphs.datasets import sum_of_edges
 from fishnets.graphs.noise import LARGEST
 
+NAME = "yeast-noise-study"
 FEW, MANY = 50, 170  # trials under the law of tests: fewer than these, or at least as many
 
 
@@ -97,6 +98,8 @@ def main() -> None:
     parser.add_argument("--out", default="results")
     parser.add_argument("--overwrite", action="store_true")
     options = parser.parse_args()
+    where = (options.device, options.out, options.overwrite)
+    refuse_overwrite(Path(options.out) / NAME / f"paper-clean-{hardware_name(options.device)}.json", options.overwrite)
     started = time.monotonic()
     config = config_for("paper", "clean", device=options.device, table=read_graph(options.data))
     rate, warm_up = config.learning_rates[0], options.epochs // 100
@@ -110,8 +113,7 @@ def main() -> None:
             metrics[label] = spread(torch.tensor([run[name] for run in runs], dtype=torch.float64))
     settings = {"table": config.table.to_dict(), "recipe": asdict(recipe), "seeds": options.seeds}
     settings |= {name: getattr(config, name) for name in ("hidden", "num_layers", "num_params", "dropout")}
-    where = (options.device, options.out, options.overwrite)
-    path = write_benchmark("yeast-noise-study", settings, metrics, time.monotonic() - started, *where)
+    path = write_benchmark(NAME, settings, metrics, time.monotonic() - started, *where)
     print(markdown_table(["measure", "value"], [[name, format_metric(one)] for name, one in metrics.items()]))
     print(f"Recorded in {path}.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.graphs.folders import protein_folder
+from tests.graphs.folders import NODES, protein_folder
 
 from fishnets.errors import ConfigError, DataError
 from fishnets.experiments import EXPERIMENTS
@@ -43,8 +44,20 @@ def test_every_study_runs_and_is_reported(graph: ProteinGraph, study: str, proto
     page = proteins_page(tmp_path, study)
     assert f"{PAPER[config.models[0]]:.4f}" in page
     assert f"smoke-{protocol}-cpu-curves.png" in page
+    assert "Tasks that count: 3 (valid), 3 (test)." in page
     assert "Networks are smaller than their names say: num_layers 2, hidden 8." in page
     assert all(f"| {name} |" in page for name in config.models)
+
+
+@pytest.mark.parametrize("protocol", ["clean", "published", "original"])
+def test_networks_of_table_1_read_the_species(protocol: str, tmp_path: Path) -> None:
+    folder = protein_folder(tmp_path)
+    species = "".join(f"{9606 + i % 3}\n" for i in range(NODES))
+    (folder / "raw" / "node_species.csv.gz").write_bytes(gzip.compress(species.encode()))
+    config = config_for("smoke", protocol, table=read_proteins(folder), study="proteins")
+    assert config.parts == 2
+    result = run(replace(config, models=("fishnets-8", "dyresgen-112")))
+    assert all(0 <= result.metrics[f"rocauc/{name}"].value <= 1 for name in ("fishnets-8", "dyresgen-112"))
 
 
 def test_networks_are_those_of_the_paper() -> None:
@@ -73,6 +86,8 @@ def test_protocols_differ_as_they_say(graph: ProteinGraph) -> None:
     torch.testing.assert_close(sums[0], sums[1].log1p())
     noisy = config_for("paper", "published", table=graph, study="noisy-proteins")
     assert noisy.learning_rates == (1e-4,)
+    assert [(one.epochs, one.patience) for one in (paper["published"], noisy)] == [(1_200, 250), (400, 250)]
+    assert [one.patience for one in (paper["clean"], paper["original"])] == [None, None]
     fields: dict[str, Any] = json.loads(json.dumps(noisy.to_dict()))
     assert fields["study"] == "noisy-proteins"
 

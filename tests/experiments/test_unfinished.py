@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from fishnets.experiments.yeast import config_for, run
 def test_finished_runs_are_shown_with_the_difference_over_the_seeds_they_share(tmp_path: Path) -> None:
     config = config_for("smoke", "clean", table=read_graph(protein_folder(tmp_path / "data")))
     config = replace(config, methods=("fishnets", "sum"), conditions=("clean",))
-    run(config, tmp_path / "yeast" / "checkpoints" / "smoke-clean-seed0")
+    run(config, tmp_path / "yeast" / "checkpoints" / "smoke-clean-cpu-seed0")
     main(tmp_path)
     page = (tmp_path / "yeast" / "README.md").read_text()
     assert "none yet: the study is not over" in page
@@ -24,6 +25,22 @@ def test_finished_runs_are_shown_with_the_difference_over_the_seeds_they_share(t
     assert rows["fishnets/clean"][1:3] == rows["sum/clean"][1:3] == ["0.01", "2"]
     assert rows["fishnets/clean"][-1] == " |"
     assert " ± " in rows["sum/clean"][-1]
+
+
+def test_runs_by_which_rates_were_tried_do_not_stand_for_longer_ones(tmp_path: Path) -> None:
+    table = {"name": "made up", "sha256": "0" * 64}
+    for epochs, score in ((100, 0.75), (20, 0.5)):
+        names = ("test", "valid", "last", "loss", "epochs_to_best", "weights")
+        metrics = {name: {"value": score} for name in names}
+        config = {"label": "gcn-7", "run": 0, "recipe": {"learning_rate": 0.001, "epochs": epochs}, "table": table}
+        config |= {"preset": "paper", "protocol": "clean", "device": "cpu"}
+        path = tmp_path / "checkpoints" / "paper-clean-cpu-seed0" / f"gcn-7-0.001-{epochs}-0.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"config": config, "seconds": 1.0, "metrics": metrics}))
+    page = "\n".join(runs_so_far(tmp_path))
+    assert "| gcn-7 | 0.001 | 1 | 0.7500 |" in page
+    assert "0.5000" not in page
+    assert "Fishnets ahead by" not in page
 
 
 def test_nothing_is_said_where_no_runs_are_kept(tmp_path: Path) -> None:

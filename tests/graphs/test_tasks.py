@@ -12,7 +12,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torch_geometric.data import Data
 
 from fishnets.errors import ConfigError, DataError
-from fishnets.graphs.tasks import NodeTask, random_parts
+from fishnets.graphs import GraphSet
+from fishnets.graphs.tasks import GraphTask, NodeTask, random_parts
 
 N = 24
 
@@ -85,8 +86,10 @@ def test_parts_are_drawn_anew_in_each_epoch_and_cover_all_nodes() -> None:
     assert first == again != later
 
 
-def test_a_part_is_the_graph_of_its_nodes_and_of_the_edges_between_them() -> None:
+@pytest.mark.parametrize("num_edges", [200, N, 0])
+def test_a_part_is_the_graph_of_its_nodes_and_of_the_edges_between_them(num_edges: int) -> None:
     data, seen = graph(species=torch.arange(N).unsqueeze(1)), []
+    data.edge_index, data.edge_attr = data.edge_index[:, :num_edges], data.edge_attr[:num_edges]
 
     def model(*given: Tensor, species: Tensor) -> Tensor:
         seen.append((*given, species))
@@ -160,3 +163,41 @@ def test_tasks_with_one_class_are_counted_out() -> None:
     data.y[data.test_mask, 0] = 1
     with pytest.raises(DataError, match="No task has positives and negatives in the part 'test'"):
         NodeTask(data)
+
+
+def graphs(valid: list[int]) -> GraphSet:
+    """Graphs of one node each, whose feature is their number; odd ones are positive."""
+    ones, none = torch.ones(12, dtype=torch.int64), torch.zeros(12, dtype=torch.int64)
+    return GraphSet.from_sizes(
+        x=torch.arange(12.0).unsqueeze(1),
+        edge_index=torch.zeros((2, 0), dtype=torch.int64),
+        edge_attr=None,
+        y=torch.arange(12).unsqueeze(1) % 2,
+        num_nodes=ones,
+        num_edges=none,
+        parts={"train": torch.arange(6), "valid": torch.tensor(valid, dtype=torch.int64), "test": torch.arange(9, 12)},
+    )
+
+
+def test_graphs_come_in_batches_whose_order_depends_on_the_epoch() -> None:
+    seen = []
+
+    def model(x: Tensor, *_: Tensor | None, batch_size: int) -> Tensor:
+        seen.append(x.flatten().tolist())
+        return x[:, :1].requires_grad_()
+
+    task = GraphTask(graphs([6, 7]), batch_size=4, seed=1)
+    for epoch in (0, 0, 1):
+        assert len(list(task.losses(model, epoch))) == 2  # type: ignore[arg-type]
+    orders = [seen[i] + seen[i + 1] for i in (0, 2, 4)]
+    assert [sorted(order) for order in orders] == 3 * [[0, 1, 2, 3, 4, 5]]
+    assert orders[0] == orders[1] != orders[2]
+    assert task.evaluate(model) == {"valid": 1.0, "test": 0.5}  # 7 is above 6; of 9 and 11, one is above 10
+    assert task.tasks_scored() == {"valid": 1, "test": 1}
+
+
+def test_parts_of_graphs_that_cannot_be_scored_are_refused() -> None:
+    with pytest.raises(DataError, match="No graph is in the part 'valid' of the split"):
+        GraphTask(graphs([]), batch_size=4)
+    with pytest.raises(DataError, match="No task has positives and negatives in the part 'valid'"):
+        GraphTask(graphs([6, 8]), batch_size=4)

@@ -76,7 +76,7 @@ def reproduce(
         return
     hardware = hardware_name(where)
     refuse_overwrite(out / name / f"{preset}-{protocol}-{hardware}.json", overwrite)
-    checkpoints = out / name / "checkpoints" / f"{preset}-{protocol}-seed{seed}"
+    checkpoints = out / name / "checkpoints" / f"{preset}-{protocol}-{where}-seed{seed}"
     result = experiment.run(config, checkpoints)
     record = Record(
         name, preset, protocol, command_line(data), config.to_dict(), [seed], versions(), hardware, result.seconds,

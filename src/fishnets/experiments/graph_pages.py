@@ -95,7 +95,7 @@ def yeast_page(root: str | Path) -> str:
             f"or until validation nodes had not improved for {config['patience']}; the best on these was used with all "
             "seeds. ROC-AUC of the test nodes where that of the validation nodes is best: mean and spread over seeds; "
             "differences with the error of their mean. The training loss, with dropout, is the mean over the "
-            f"{config['every']} epochs before.",
+            f"{config['every']} epochs before." + _scored(metrics),
             "",
         ]
         for condition in config["conditions"]:
@@ -144,7 +144,8 @@ def proteins_page(root: str | Path, name: str) -> str:
         rates = ", ".join(f"{rate:g}" for rate in config["learning_rates"])
         other = "" if table["name"] == "ogbn_proteins" else ", another graph"
         as_the_code = record.protocol == "published" and config["study"] != "proteins"
-        scored = "the last ten evaluations" if as_the_code else f"{len(config['seeds'])} seeds"
+        last = f"the last ten evaluations, one in {config['every']} epochs"
+        scored = last if as_the_code else f"{len(config['seeds'])} seeds"
         smaller = ", ".join(f"{name} {value}" for name, value in config["changes"])
         parts += [
             f"## {record.preset} preset, {record.protocol} protocol ({record.hardware})",
@@ -152,7 +153,8 @@ def proteins_page(root: str | Path, name: str) -> str:
             f"On `{table['name']}`, {table['num_nodes']:,} nodes (SHA-256 `{table['sha256'][:12]}…`); the paper's "
             f"column is of ogbn-proteins{other}. Learning rates {rates}, up to {config['epochs']:,} epochs, "
             f"{config['parts']} parts of the graph in training. Test ROC-AUC: mean and spread over {scored}."
-            + (f" Networks are smaller than their names say: {smaller}." if smaller else ""),
+            + (f" Networks are smaller than their names say: {smaller}." if smaller else "")
+            + _scored(metrics),
             "",
         ]
         rows = []
@@ -189,7 +191,8 @@ def molhiv_page(root: str | Path) -> str:
             f"{config['batch_size']}, learning rates {rates}, up to {config['epochs']} epochs. Test ROC-AUC where that "
             f"of validation molecules is best: mean and spread over {len(config['seeds'])} seeds. DeeperGCN's authors "
             "report 0.7858 ± 0.0117 for their 7 layers."
-            + (f" Networks have {config['layers']} layers here." if config["layers"] else ""),
+            + (f" Networks have {config['layers']} layers here." if config["layers"] else "")
+            + _scored(metrics),
             "",
         ]
         rows = []
@@ -274,6 +277,13 @@ def _sweep(metrics: Mapping[str, Metric], labels: Sequence[str]) -> list[str]:
     rows = [[label, *(f"{metrics[f'at_end/{some}/{label}'].value:.4f}" for some in blocks)] for label in labels]
     header = ["test ROC-AUC at the best validation", *(some.replace("-", " ") for some in blocks)]
     return [markdown_table(header, rows), ""] if blocks else []
+
+
+def _scored(metrics: Mapping[str, Metric]) -> str:
+    """How many tasks count in the scores; others have no positive, or no negative, to be told apart."""
+    parts = {name.split("/")[1]: entry.value for name, entry in metrics.items() if name.startswith("tasks_scored/")}
+    counts = ", ".join(f"{count:.0f} ({part})" for part, count in parts.items())
+    return f" Tasks that count: {counts}." if counts else ""
 
 
 def _costs(metrics: Mapping[str, Metric], label: str) -> list[str]:

@@ -1,4 +1,7 @@
-"""Figures of studies of graph networks: loss and validation score as they are trained, and test scores over seeds."""
+"""Figures of studies of graph networks: loss and validation score as they are trained, and test scores over seeds.
+
+Fishnets have the same colour in all of them.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +29,11 @@ def curves_figure(panels: Mapping[str, Mapping[str, Runs]], score: str = "ROC-AU
     figure = new_figure(7.4, 2.3 * len(panels) + 0.4)
     axes = figure.subplots(len(panels), 2, squeeze=False)
     for row, (title, networks) in zip(axes, panels.items(), strict=True):
-        for (label, runs), colour in zip(networks.items(), cycle(COLOURS), strict=False):
+        for (label, runs), colour in zip(networks.items(), _colours(networks), strict=True):
             curve = runs.curve
             row[0].plot(curve.epochs, curve.loss, color=colour, label=label, linewidth=1.2)
             row[1].plot(curve.epochs, curve.valid, color=colour, linewidth=1.2)
-        row[0].set(xlabel="epochs", ylabel="training loss", title=title)
+        row[0].set(xlabel="epochs", ylabel="training loss", title=title, yscale="log")
         row[1].set(xlabel="epochs", ylabel=f"validation {score}", title=title)
     handles = axes[0][0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside upper center", ncols=len(handles[0]), frameon=False, fontsize=8)
@@ -38,15 +41,23 @@ def curves_figure(panels: Mapping[str, Mapping[str, Runs]], score: str = "ROC-AU
 
 
 def scores_figure(panels: Mapping[str, Mapping[str, Metric]], score: str = "ROC-AUC") -> Any:
-    """Test scores with their spread over seeds, a panel for each title, a row for each network; crosses: the paper."""
+    """Test scores with their spread, a panel for each title, a row for each network; crosses: the paper."""
     rows = max(len(networks) for networks in panels.values())
     figure = new_figure(3.7 * len(panels), 1.1 + 0.35 * rows)
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axis, (title, networks) in zip(axes, panels.items(), strict=True):
-        for row, (entry, colour) in enumerate(zip(networks.values(), cycle(COLOURS), strict=False)):
+        for row, (entry, colour) in enumerate(zip(networks.values(), _colours(networks), strict=True)):
             axis.errorbar(entry.value, row, xerr=entry.error, color=colour, marker="o", markersize=5, capsize=2)
             if entry.paper is not None:
                 axis.plot(entry.paper, row, color=colour, marker="x", linestyle="none")
-        axis.set(xlabel=f"test {score}", title=title, yticks=range(len(networks)), yticklabels=list(networks))
-    axes[0].invert_yaxis()
+        crosses = " (crosses: paper)" if any(entry.paper is not None for entry in networks.values()) else ""
+        axis.set(xlabel=f"test {score}{crosses}", title=title, yticks=range(len(networks)), yticklabels=list(networks))
+        axis.set_ylim(rows - 0.5, -0.5)
     return figure
+
+
+def _colours(networks: Mapping[str, Any]) -> list[str]:
+    """The first colours for Fishnets, in order, the others for the rest."""
+    ordered = sorted(networks, key=lambda name: "fishnets" not in name)
+    given = dict(zip(ordered, cycle(COLOURS), strict=False))
+    return [given[name] for name in networks]

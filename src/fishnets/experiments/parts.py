@@ -15,7 +15,7 @@ __all__ = ["Parts"]
 
 
 class Parts:
-    """What has been measured, and the seconds it took over all starts.
+    """What has been measured, and the seconds it took; of a part that was itself interrupted, since its last start.
 
     Args:
         folder: Where parts are kept; None to keep nothing.

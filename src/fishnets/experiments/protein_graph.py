@@ -84,7 +84,11 @@ def _start(noisy: Any, log: bool) -> Any:
 def read_graph(folder: Path | None) -> ProteinGraph:
     """Reads a folder in OGB's layout; node features are the logarithm of the sum of the edges' features."""
     if folder is None:
-        raise ConfigError("This experiment needs a graph: give `--data FOLDER`, a folder in OGB's layout.")
+        raise ConfigError(
+            "This experiment needs a graph of proteins: give `--data FOLDER`, a folder in OGB's layout whose edges "
+            "have scores between 0 and 1, such as ogbn_proteins, unpacked from https://ogb.stanford.edu "
+            "(http://snap.stanford.edu/ogb/data/nodeproppred/proteins.zip, 0.2 GB)."
+        )
     from fishnets.graphs.datasets import read_node_dataset, sum_of_edges
 
     data = read_node_dataset(folder)

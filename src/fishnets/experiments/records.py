@@ -1,4 +1,4 @@
-"""Records: one JSON file per run, the only source of every number we publish.
+"""Records: one JSON file per run, the source of the numbers we publish.
 
 ``results/<name>/<preset>-<protocol>-<hardware>.json`` holds the config, seeds, versions, hardware and time of a run and
 its metrics, each with its error and, where they exist, the paper's value and the exact bound.

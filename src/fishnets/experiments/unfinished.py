@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fishnets.experiments.graph_study import spread
 from fishnets.experiments.records import metric
@@ -20,8 +21,11 @@ from fishnets.inference.efficiency import mean_with_error
 
 __all__ = ["runs_so_far"]
 
-Runs = dict[tuple[str, float], dict[int, Mapping[str, Any]]]  # of a network at a rate: what the run of a seed measured
-HEADER = ("network", "rate", "seeds", "test score", "best validation", "training loss", "epochs to best", "weights")
+Part = Mapping[str, Any]
+Runs = dict[tuple[str, float], dict[int, Part]]  # of a network at a rate: the run of a seed
+SCORES = {"test": "test score", "valid": "best validation", "last": "last ten evaluations", "loss": "training loss"}
+COUNTS = {"epochs_to_best": "epochs to best", "weights": "weights"}
+AHEAD = "Fishnets ahead by"
 
 
 def runs_so_far(folder: Path) -> list[str]:
@@ -31,38 +35,54 @@ def runs_so_far(folder: Path) -> list[str]:
         runs = _read(kept)
         if not runs:
             continue
+        config = next(iter(next(iter(runs.values())).values()))["config"]
         rows = []
         for (label, rate), found in sorted(runs.items()):
-            measured = [spread(_values(found, name)) for name in ("test", "valid", "loss", "epochs_to_best", "weights")]
-            scores = [format_metric(one) for one in measured[:3]]
-            counts = [f"{one.value:,.0f}" for one in measured[3:]]
-            rows.append([label, f"{rate:g}", f"{len(found)}", *scores, *counts, _ahead(runs, label, rate)])
+            cells = [_score(_values(found, name)) for name in SCORES]
+            cells += [f"{_values(found, name).mean():,.0f}" for name in COUNTS]
+            rows.append([label, f"{rate:g}", f"{len(found)}", *cells, _ahead(runs, label, rate)])
+        header = ["network", "rate", "seeds", *SCORES.values(), *COUNTS.values(), AHEAD]
+        paired = any(row[-1] for row in rows)
         lines += [
-            f"## Not over: {kept.name}",
+            f"## Not over: {config['preset']} preset, {config['protocol']} protocol ({config['device']})",
             "",
-            "Runs that are finished, of which there is no record yet: test score where that of validation data is "
-            "best, mean and spread over seeds. A rate with one seed was tried, and is used where its validation score "
-            "is the best. Times are measured when all runs are there.",
+            f"Finished runs on {_data(config['table'])}, of which there is no record yet. Test score where that of "
+            "validation data is best, and the mean over the last ten evaluations; means and spreads over seeds, "
+            "differences with the error of their mean. Of several rates, the one that is best on validation data with "
+            "the first seed is used with the others. Times are measured when all runs are there.",
             "",
-            markdown_table([*HEADER, "Fishnets ahead by"], rows),
+            markdown_table(header if paired else header[:-1], [row if paired else row[:-1] for row in rows]),
             "",
         ]
     return lines
 
 
 def _read(kept: Path) -> Runs:
+    """All runs at full length; shorter ones, by which rates were tried, are left out where there are longer ones."""
     runs: Runs = {}
     for path in sorted(kept.glob("*.json")):
         part = json.loads(path.read_text())
-        config, found = part["config"], part["metrics"]
-        if "recipe" in config and "test" in found:  # a run, and one that did not diverge
-            key = config["label"], config["recipe"]["learning_rate"]
-            runs.setdefault(key, {})[config["run"]] = found
+        config = part["config"]
+        if "recipe" not in config or "test" not in part["metrics"]:  # a time, or a run that diverged
+            continue
+        found = runs.setdefault((config["label"], config["recipe"]["learning_rate"]), {})
+        known = found.get(config["run"])
+        if known is None or known["config"]["recipe"]["epochs"] < config["recipe"]["epochs"]:
+            found[config["run"]] = part
     return runs
 
 
-def _values(found: Mapping[int, Mapping[str, Any]], name: str) -> torch.Tensor:
-    return torch.tensor([found[seed][name]["value"] for seed in sorted(found)], dtype=torch.float64)
+def _data(table: Any) -> str:
+    tables = table if isinstance(table, list) else [table]
+    return ", ".join(f"`{one['name']}` (SHA-256 `{one['sha256'][:12]}…`)" for one in tables)
+
+
+def _values(found: Mapping[int, Part], name: str) -> Tensor:
+    return torch.tensor([found[seed]["metrics"][name]["value"] for seed in sorted(found)], dtype=torch.float64)
+
+
+def _score(values: Tensor) -> str:
+    return format_metric(spread(values)) if len(values) > 1 else f"{float(values):.4f}"
 
 
 def _ahead(runs: Runs, label: str, rate: float) -> str:
@@ -79,5 +99,5 @@ def _ahead(runs: Runs, label: str, rate: float) -> str:
 
 def _used(runs: Runs, label: str) -> float:
     """The rate that is best on validation data with the first seed."""
-    tried = {rate: found[min(found)]["valid"]["value"] for (name, rate), found in runs.items() if name == label}
-    return max(tried, key=lambda rate: float(tried[rate]))
+    tried = {rate: float(_values(found, "valid")[0]) for (name, rate), found in runs.items() if name == label}
+    return max(tried, key=lambda rate: tried[rate])

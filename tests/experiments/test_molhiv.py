@@ -87,6 +87,10 @@ def test_strange_categories_are_named_where_they_are_read(tmp_path: Path) -> Non
     path.write_bytes(gzip.compress("".join(",".join(row) + "\n" for row in rows).encode()))
     with pytest.raises(DataError, match=r"Column 3 of the atoms in .* runs from \d+ to 12 but 0 to 11 was expected"):
         read_molecules(folder)
+    rows[5][3] = "0.5"
+    path.write_bytes(gzip.compress("".join(",".join(row) + "\n" for row in rows).encode()))
+    with pytest.raises(DataError, match=r"has features of atoms such as 0\.5 but whole numbers were expected"):
+        read_molecules(folder)
     path.write_bytes(gzip.compress("".join(",".join(row[:8]) + "\n" for row in rows).encode()))
     with pytest.raises(DataError, match="has 8 columns of features of atoms but 9 were expected"):
         read_molecules(folder)

@@ -15,15 +15,15 @@ from tests.graphs.folders import NODES, protein_folder
 from fishnets.errors import ConfigError, DataError
 from fishnets.experiments import EXPERIMENTS
 from fishnets.experiments.graph_pages import proteins_page
-from fishnets.experiments.protein_graph import ProteinGraph
-from fishnets.experiments.proteins import PAPER, STUDIES, config_for, read_proteins, run, task_of
+from fishnets.experiments.protein_graph import ProteinGraph, read_graph
+from fishnets.experiments.proteins import PAPER, STUDIES, config_for, run, task_of
 from fishnets.experiments.records import Record, versions, write_record
 from fishnets.graphs import PAPER_MODELS
 
 
 @pytest.fixture(scope="module")
 def graph(tmp_path_factory: pytest.TempPathFactory) -> ProteinGraph:
-    return read_proteins(protein_folder(tmp_path_factory.mktemp("data")))
+    return read_graph(protein_folder(tmp_path_factory.mktemp("data")))
 
 
 @pytest.mark.parametrize("protocol", ["clean", "published", "original"])
@@ -54,7 +54,7 @@ def test_networks_of_table_1_read_the_species(protocol: str, tmp_path: Path) -> 
     folder = protein_folder(tmp_path)
     species = "".join(f"{9606 + i % 3}\n" for i in range(NODES))
     (folder / "raw" / "node_species.csv.gz").write_bytes(gzip.compress(species.encode()))
-    config = config_for("smoke", protocol, table=read_proteins(folder), study="proteins")
+    config = config_for("smoke", protocol, table=read_graph(folder), study="proteins")
     assert config.parts == 2
     result = run(replace(config, models=("fishnets-8", "dyresgen-112")))
     assert all(0 <= result.metrics[f"rocauc/{name}"].value <= 1 for name in ("fishnets-8", "dyresgen-112"))
@@ -86,7 +86,7 @@ def test_protocols_differ_as_they_say(graph: ProteinGraph) -> None:
     torch.testing.assert_close(sums[0], sums[1].log1p())
     noisy = config_for("paper", "published", table=graph, study="noisy-proteins")
     assert noisy.learning_rates == (1e-4,)
-    assert [(one.epochs, one.patience) for one in (paper["published"], noisy)] == [(1_200, 250), (400, 250)]
+    assert [(one.epochs, one.patience) for one in (paper["published"], noisy)] == [(1_200, 250), (1_000, 250)]
     assert [one.patience for one in (paper["clean"], paper["original"])] == [None, None]
     fields: dict[str, Any] = json.loads(json.dumps(noisy.to_dict()))
     assert fields["study"] == "noisy-proteins"
@@ -165,12 +165,12 @@ def test_the_published_triangle_is_that_of_the_authors_code(graph: ProteinGraph)
 
 def test_a_hash_covers_the_split(tmp_path: Path) -> None:
     folder = protein_folder(tmp_path)
-    before = read_proteins(folder).sha256
+    before = read_graph(folder).sha256
     valid, test = (folder / "split" / "random" / f"{part}.csv.gz" for part in ("valid", "test"))
     swapped = valid.read_bytes(), test.read_bytes()
     test.write_bytes(swapped[0])
     valid.write_bytes(swapped[1])
-    assert read_proteins(folder).sha256 != before
+    assert read_graph(folder).sha256 != before
 
 
 def test_species_are_needed_for_table_1(graph: ProteinGraph) -> None:
@@ -180,9 +180,15 @@ def test_species_are_needed_for_table_1(graph: ProteinGraph) -> None:
 
 def test_missing_data_say_where_they_come_from(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no folder was given\. ogbn-proteins is at https://ogb\.stanford\.edu"):
-        read_proteins(None)
+        read_graph(None)
     with pytest.raises(ConfigError, match=r"there is no folder .*nowhere"):
-        read_proteins(tmp_path / "nowhere")
+        read_graph(tmp_path / "nowhere")
+    folder = protein_folder(tmp_path)
+    path = folder / "raw" / "edge-feat.csv.gz"
+    scores = gzip.decompress(path.read_bytes()).decode().splitlines()
+    path.write_bytes(gzip.compress("\n".join(["-0.5,1.5" + 6 * ",0", *scores[1:]]).encode()))
+    with pytest.raises(DataError, match=r"have scores between 0 and 1, but have some from -0\.5 to 1\.5\."):
+        read_graph(folder)
     with pytest.raises(ConfigError, match="expected smoke, quick or paper, and clean, published or original"):
         config_for("paper", "other", table=None)  # type: ignore[arg-type]
 

@@ -51,11 +51,6 @@ def test_networks_have_about_as_many_weights(graph: ProteinGraph, method: str) -
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_a_missing_graph_is_asked_for() -> None:
-    with pytest.raises(ConfigError, match=r"give `--data FOLDER`, a folder in OGB's layout whose edges have scores"):
-        read_graph(None)
-
-
 def test_noisy_edges_stay_in_tests_and_change_in_training(config: Config) -> None:
     task, again, other = (task_of(config, "noisy", seed) for seed in (0, 0, 1))
     one = task.graphs

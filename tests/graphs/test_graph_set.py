@@ -238,6 +238,17 @@ def test_empty_label_is_unknown(tmp_path):
     torch.testing.assert_close(y, torch.tensor([[math.nan, 1], [0, math.nan], [1, 1]]), equal_nan=True)
 
 
+@pytest.mark.parametrize("text", ["1\n\n0\n", '1\n""\n0\n', "1\n \n0"])
+def test_empty_label_of_a_single_task_is_unknown(tmp_path, text):
+    y = read_graph_dataset(folder(tmp_path, {"raw/graph-label": text})).y
+    torch.testing.assert_close(y, torch.tensor([[1], [math.nan], [0]]), equal_nan=True)
+
+
+def test_a_blank_line_more_than_labels_is_counted(tmp_path):
+    with pytest.raises(DataError, match=r"graph-label\.csv\.gz has 4 rows but 3 were expected, one for each graph"):
+        read_graph_dataset(folder(tmp_path, {"raw/graph-label": "1\n1\n0\n\n"}))
+
+
 def test_folder_of_ogb_needs_no_meta(tmp_path):
     root = folder(tmp_path, meta=None).rename(tmp_path / "ogbg_molhiv")
     assert read_graph_dataset(root).edge_index.shape == (2, 6)

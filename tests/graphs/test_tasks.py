@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -201,3 +202,32 @@ def test_parts_of_graphs_that_cannot_be_scored_are_refused() -> None:
         GraphTask(graphs([]), batch_size=4)
     with pytest.raises(DataError, match="No task has positives and negatives in the part 'valid'"):
         GraphTask(graphs([6, 8]), batch_size=4)
+
+
+@pytest.mark.parametrize("value", [2.0, -1.0, 0.5])
+@pytest.mark.parametrize("part", ["train", "valid"])
+def test_strange_labels_are_refused_in_every_part(part: str, value: float) -> None:
+    data = graph()
+    data.y = data.y.float()
+    data.y[data[f"{part}_mask"].nonzero()[0]] = value
+    with pytest.raises(DataError, match=f"Labels of the part '{part}' hold {value} but 0, 1 or, where unknown, NaN"):
+        NodeTask(data)
+
+
+def test_strange_classes_are_refused() -> None:
+    classes = graph()
+    classes.y = torch.zeros(N)
+    classes.y[classes.train_mask.nonzero()[0]] = -1
+    with pytest.raises(DataError, match=r"Labels of the part 'train' hold -1\.0 but classes, counted from 0, were"):
+        NodeTask(classes, score="accuracy")
+
+
+def test_labels_to_train_on_are_needed() -> None:
+    data = graph()
+    data.y = data.y.float()
+    data.y[data.train_mask] = torch.nan
+    with pytest.raises(DataError, match="No label is known in the part 'train' of the split"):
+        NodeTask(data)
+    strange = graphs([6, 7])
+    with pytest.raises(DataError, match="Labels of the part 'train' hold 2 but 0, 1 or"):
+        GraphTask(replace(strange, y=2 * strange.y), batch_size=4)

@@ -110,7 +110,10 @@ EXPERIMENTS = {
     "arxiv": Experiment(arxiv.config_for, arxiv.run, arxiv_figures.draw, read=arxiv.read_graphs),
     **{
         study: Experiment(
-            partial(proteins.config_for, study=study), proteins.run, proteins_figures.draw, read=proteins.read_proteins
+            partial(proteins.config_for, study=study),
+            proteins.run,
+            proteins_figures.draw,
+            read=protein_graph.read_graph,
         )
         for study in proteins.STUDIES
     },

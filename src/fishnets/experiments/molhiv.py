@@ -96,6 +96,9 @@ def _expect_categories(folder: Path, what: str, values: Any, sizes: tuple[int, .
     if values is None or values.shape[1] != len(sizes):
         given = "none" if values is None else f"{values.shape[1]} columns"
         raise DataError(f"{folder} has {given} of features of {what} but {len(sizes)} were expected, as OGB has them.")
+    if values.is_floating_point():
+        broken = values[values != values.round()]
+        raise DataError(f"{folder} has features of {what} such as {broken[0]:g} but whole numbers were expected.")
     for column, size in enumerate(sizes):
         low, high = int(values[:, column].min()), int(values[:, column].max())
         if low < 0 or high >= size:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fishnets.errors import ConfigError
+from fishnets.errors import ConfigError, DataError
 from fishnets.experiments.graph_study import NamedGraph, fingerprint
 
 __all__ = ["ProteinGraph", "read_graph"]
@@ -82,16 +82,25 @@ def _start(noisy: Any, log: bool) -> Any:
 
 
 def read_graph(folder: Path | None) -> ProteinGraph:
-    """Reads a folder in OGB's layout; node features are the logarithm of the sum of the edges' features."""
-    if folder is None:
+    """Reads a folder in OGB's layout, and says where one comes from where it is missing.
+
+    Node features are the logarithm of the sum of the edges' features.
+    """
+    if folder is None or not Path(folder).is_dir():
+        given = "no folder was given" if folder is None else f"there is no folder {folder}"
         raise ConfigError(
-            "This experiment needs a graph of proteins: give `--data FOLDER`, a folder in OGB's layout whose edges "
-            "have scores between 0 and 1, such as ogbn_proteins, unpacked from https://ogb.stanford.edu "
-            "(http://snap.stanford.edu/ogb/data/nodeproppred/proteins.zip, 0.2 GB)."
+            "This experiment needs a graph in the layout of ogbn-proteins, whose edges have scores between 0 and 1, "
+            f"but {given}. ogbn-proteins is at https://ogb.stanford.edu "
+            "(http://snap.stanford.edu/ogb/data/nodeproppred/proteins.zip, 0.2 GB): unpack it to a folder named "
+            "ogbn_proteins and give `--data ogbn_proteins`, or give another folder in this layout."
         )
     from fishnets.graphs.datasets import read_node_dataset, sum_of_edges
 
     data = read_node_dataset(folder)
+    scores = data.edge_attr
+    if scores is None or not bool(((scores >= 0) & (scores <= 1)).all()):
+        given = "none" if scores is None else f"some from {scores.min():g} to {scores.max():g}"
+        raise DataError(f"Edges in {folder} were expected to have scores between 0 and 1, but have {given}.")
     data.x = torch.log1p(sum_of_edges(data))
     tensors = {name: value for name, value in data.to_dict().items() if isinstance(value, torch.Tensor)}
     return ProteinGraph(Path(folder).name, fingerprint(**tensors), data)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,16 +72,19 @@ class Tables:
             )
         return value == "True"
 
-    def table(self, name: str, dtype: type[np.floating[Any]]) -> NDArray[Any]:
-        """Numbers of a compressed table, shape (rows, columns), an empty cell as NaN."""
+    def table(self, name: str, dtype: type[np.floating[Any]], blank_rows: bool = False) -> NDArray[Any]:
+        """Numbers of a compressed table, shape (rows, columns), an empty cell as NaN.
+
+        A blank line is passed over or, with ``blank_rows``, the row of a table of one column whose cell is empty.
+        """
         path = self.path(name)
         if not path.is_file():
             raise FileNotFoundError(f"There is no file {path}. {self.layout}.")
         try:
             try:
-                return _parsed(path, dtype)
+                return _parsed(path, dtype, blank_rows)
             except ValueError:  # an empty cell, perhaps: slower by a call for each cell, so not the first choice
-                return _parsed(path, dtype, converters=lambda cell: float(cell or "nan"))
+                return _parsed(path, dtype, blank_rows, converters=_number)
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise FileFormatError(f"{path} is damaged or not compressed with gzip: {error}.") from error
         except ValueError as error:
@@ -123,7 +127,7 @@ class Tables:
 
     def labels(self, name: str, num_rows: int, owner: str) -> Tensor:
         """Labels (rows, columns): int64 where all are whole, else float32 with NaN for the unknown."""
-        table = self.table(name, np.float64)
+        table = self.table(name, np.float64, blank_rows=True)
         expect_rows(self.path(name), table, num_rows, owner)
         return whole_or_float32(torch.from_numpy(table))
 
@@ -214,9 +218,15 @@ def _is_whole(table: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
     return whole
 
 
-def _parsed(path: Path, dtype: type[np.floating[Any]], **options: Any) -> NDArray[Any]:
+def _number(cell: str) -> float:
+    return math.nan if cell in ("", '""') else float(cell)
+
+
+def _parsed(path: Path, dtype: type[np.floating[Any]], blank_rows: bool, **options: Any) -> NDArray[Any]:
     with gzip.open(path) as handle:
         if not handle.peek(1).strip():  # NumPy warns of a table without rows
             return np.empty((0, 0), dtype)
-        lines = io.TextIOWrapper(handle, encoding="utf-8")
+        lines: Iterable[str] = io.TextIOWrapper(handle, encoding="utf-8")
+        if blank_rows:
+            lines = (line if line.strip() else "nan" for line in lines)
         return np.loadtxt(lines, dtype, comments=None, delimiter=",", ndmin=2, **options)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from fishnets.errors import ConfigError, DataError, NonFiniteError, expect_positive
+from fishnets.errors import ConfigError, DataError, NonFiniteError, describe_rows, expect_positive
 from fishnets.graphs.metrics import roc_auc, tasks_with_both
 from fishnets.ops.memory import remembered
 
@@ -44,6 +44,19 @@ def _score(logits: Tensor, label: Tensor, score: Score) -> float:
             raise NonFiniteError("`logits` are not finite, so no class can be told from them.")
         return float((logits.argmax(1) == label.flatten()).double().mean())
     return float(roc_auc(logits, label))
+
+
+def _expect_labels(part: str, label: Tensor, score: Score) -> None:
+    """Raises :class:`DataError` unless labels of a part are 0, 1 or, where unknown, NaN, and some known; or classes."""
+    if score == "accuracy":
+        strange, expected = label[~((label >= 0) & (label == label.round()))], "classes, counted from 0,"
+    else:
+        strange, expected = label[~((label == 0) | (label == 1) | label.isnan())], "0, 1 or, where unknown, NaN"
+        if bool(label.isnan().all()):
+            raise DataError(f"No label is known in the part {part!r} of the split.")
+    if strange.numel():
+        found = describe_rows(strange.unique().tolist())
+        raise DataError(f"Labels of the part {part!r} hold {found} but {expected} were expected.")
 
 
 def _tasks_scored(labels: Mapping[str, Tensor], score: Score) -> dict[str, int]:
@@ -106,9 +119,11 @@ class NodeTask:
         missing = {"train", "valid", "test"} - set(self.graphs) - ({"train"} if draw else set())
         if missing:
             raise ConfigError(f"`graphs` has none for {sorted(missing)}; train, valid and test were expected.")
-        for part, graph in self.graphs.items():
+        for part in ("train", "valid", "test"):
+            graph = self.graphs.get(part, self.graphs["valid"])  # what is drawn to train on has the same nodes
             if not bool(graph[f"{part}_mask"].any()):
                 raise DataError(f"No node is in the part {part!r} of the split.")
+            _expect_labels(part, graph.y[graph[f"{part}_mask"]], score)
         self.score, self.parts, self.test_parts, self.seed, self.draw = score, parts, test_parts, seed, draw
         self.random_test_parts = random_test_parts
         self.tasks_scored()
@@ -248,6 +263,7 @@ class GraphTask:
         for part in ("train", "valid", "test"):
             if not len(graphs.parts.get(part, ())):
                 raise DataError(f"No graph is in the part {part!r} of the split.")
+            _expect_labels(part, graphs.y[graphs.parts[part].to(graphs.y.device)], score)
         self.graphs, self.batch_size, self.test_batch_size = graphs, batch_size, test_batch_size
         self.score, self.seed = score, seed
         self.tasks_scored()

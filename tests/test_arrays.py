@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 from tests.laws import equal
+from torch import nn
 
-from fishnets.arrays import as_float, as_integers, as_rows, as_tensor, available_device
+from fishnets.arrays import as_float, as_integers, as_rows, as_tensor, available_device, fingerprint
 from fishnets.errors import BackendUnavailableError, ConfigError, DataError, ShapeError
 from fishnets.ragged import Sets
 
@@ -85,3 +86,23 @@ def test_devices_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch)
         available_device("cuda")
     with pytest.raises(ConfigError, match='`device` is "gpu" but "cpu", "cuda"'):
         available_device("gpu")
+
+
+def test_fingerprint_is_of_names_kinds_shapes_and_numbers() -> None:
+    x, y = torch.arange(6.0).reshape(2, 3), torch.tensor([1, 2])
+    found = fingerprint(x=x, y=y)
+    assert len(found) == 64
+    assert fingerprint(y=y.clone(), x=x.clone(), z=None) == found  # in any order, without what is not there
+    assert fingerprint(x=x.T.contiguous().T, y=nn.Parameter(y.float()).long()) == found  # wherever the numbers lie
+    changed = x.clone()
+    changed[1, 2] += 1
+    others = [
+        fingerprint(x=changed, y=y),
+        fingerprint(x=x),
+        fingerprint(x=y, y=x),
+        fingerprint(x=x, w=y),
+        fingerprint(x=x.reshape(3, 2), y=y),
+        fingerprint(x=x, y=y.int()),
+        fingerprint(x=x.view(torch.int32), y=y),  # the same bytes
+    ]
+    assert len({found, *others}) == 8

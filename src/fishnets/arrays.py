@@ -1,7 +1,8 @@
-"""What users hand us, as torch has it: arrays in any layout or byte order, nested lists, names of devices."""
+"""What users hand us, as torch has it: arrays in any layout or byte order, nested lists, names of devices; a hash."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from fishnets.errors import BackendUnavailableError, ConfigError, DataError, ShapeError
 
-__all__ = ["ArrayLike", "as_float", "as_integers", "as_rows", "as_tensor", "available_device"]
+__all__ = ["ArrayLike", "as_float", "as_integers", "as_rows", "as_tensor", "available_device", "fingerprint"]
 
 ArrayLike = Tensor | np.ndarray[Any, Any] | Sequence[Any]
 
@@ -133,3 +134,18 @@ def available_device(name: torch.device | str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise BackendUnavailableError(f'`device` is "{name}" but torch sees no GPU; use "cpu".')
     return device
+
+
+def fingerprint(**tensors: Tensor | None) -> str:
+    """A hash of tensors, their names, kinds and shapes.
+
+    Example:
+        >>> fingerprint(x=torch.zeros(2)) == fingerprint(x=torch.zeros(2, 1))
+        False
+    """
+    total = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        if tensor is not None:
+            total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            total.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return total.hexdigest()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fishnets.errors import NonFiniteLossError
-from fishnets.experiments.graph_study import GraphStudy, Runs, fingerprint, paired_difference, spread
+from fishnets.experiments.graph_study import GraphStudy, Runs, paired_difference, spread
 from fishnets.experiments.records import Metric
 from fishnets.graphs.selection import Recipe
 
@@ -265,6 +265,7 @@ def test_runs_are_recorded_by_name_with_their_spread(any_runs: Runs) -> None:
         "loss": torch.tensor([0.2, 0.4]),
         "epochs_to_best": torch.tensor([10.0, 20.0]),
         "epochs_trained": torch.tensor([30.0, 30.0]),
+        "trained_to_the_end": torch.tensor([0.0, 1.0]),
         "weights": torch.tensor([1.0, 1.0]),
         "last": torch.tensor([0.4, 0.8]),
         "last_spread": torch.tensor([0.1, 0.3]),
@@ -277,6 +278,7 @@ def test_runs_are_recorded_by_name_with_their_spread(any_runs: Runs) -> None:
         "loss": (0.3, 0.2 * half),
         "epochs_to_best": (15.0, 10 * half),
         "epochs_trained": (30.0, 0.0),
+        "trained_to_the_end": (0.5, half),
         "seconds_to_best": (30.0, 20 * half),
         "seconds_per_epoch": (2.0, 0.0),
         "last_evaluations": (0.6, 0.2),  # the mean of the spreads of each run
@@ -314,23 +316,3 @@ def test_spread_is_over_seeds_in_double_precision() -> None:
     assert spread(torch.tensor([0.25])) == Metric(0.25, 0.0)
     values = torch.tensor([2.0**24, 2.0**24 + 2])  # whose mean float32 cannot hold
     assert spread(values) == Metric(2.0**24 + 1, math.sqrt(2))
-
-
-def test_fingerprint_is_of_names_kinds_shapes_and_numbers() -> None:
-    x, y = torch.arange(6.0).reshape(2, 3), torch.tensor([1, 2])
-    found = fingerprint(x=x, y=y)
-    assert len(found) == 64
-    assert fingerprint(y=y.clone(), x=x.clone(), z=None) == found  # in any order, without what is not there
-    assert fingerprint(x=x.T.contiguous().T, y=nn.Parameter(y.float()).long()) == found  # wherever the numbers lie
-    changed = x.clone()
-    changed[1, 2] += 1
-    others = [
-        fingerprint(x=changed, y=y),
-        fingerprint(x=x),
-        fingerprint(x=y, y=x),
-        fingerprint(x=x, w=y),
-        fingerprint(x=x.reshape(3, 2), y=y),
-        fingerprint(x=x, y=y.int()),
-        fingerprint(x=x.view(torch.int32), y=y),  # the same bytes
-    ]
-    assert len({found, *others}) == 8

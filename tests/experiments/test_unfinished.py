@@ -47,3 +47,21 @@ def test_nothing_is_said_where_no_runs_are_kept(tmp_path: Path) -> None:
     assert runs_so_far(tmp_path) == []
     (tmp_path / "checkpoints" / "paper-clean-seed0").mkdir(parents=True)
     assert runs_so_far(tmp_path) == []
+
+
+def test_runs_of_other_data_are_shown_apart(tmp_path: Path) -> None:
+    for name, label, score in (("one", "fishnets/clean", 0.75), ("other", "sum/clean", 0.5)):
+        names = ("test", "valid", "last", "loss", "epochs_to_best", "weights", "curve/100/loss")
+        config = {"label": label, "recipe": {"learning_rate": 0.001, "epochs": 100}}
+        config |= {"preset": "paper", "protocol": "clean", "device": "cpu", "table": {"name": name, "sha256": "0" * 64}}
+        for seed in range(2):
+            metrics = {key: {"value": score} for key in names}
+            part = {"config": config | {"run": seed}, "seconds": 1.0, "metrics": metrics}
+            path = tmp_path / "checkpoints" / "paper-clean-cpu-seed0" / f"{label.replace('/', '-')}-{seed}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(part))
+    lines = runs_so_far(tmp_path)
+    assert [line for line in lines if line.startswith("## ")] == 2 * ["## Not over: paper preset, clean protocol (cpu)"]
+    assert [line.split("`")[1] for line in lines if line.startswith("Finished runs on")] == ["one", "other"]
+    assert "Fishnets ahead by" not in "\n".join(lines)
+    assert all("| 2 of 2 |" in line for table in lines for line in table.splitlines() if line.startswith("| fishnets"))

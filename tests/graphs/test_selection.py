@@ -11,7 +11,7 @@ import torch
 from tests.graphs.layers import seeded  # noqa: F401 a fixture
 from torch import Tensor, nn
 
-from fishnets.errors import ConfigError, NonFiniteLossError
+from fishnets.errors import CheckpointError, ConfigError, FileFormatError, NonFiniteLossError
 from fishnets.graphs.selection import Curves, Recipe, fit
 
 
@@ -91,8 +91,27 @@ def test_a_training_continues_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     assert (curves.epochs, curves.loss, curves.scores) == (wanted.epochs, wanted.loss, wanted.scores)
     for one, other in zip(again.parameters(), whole.parameters(), strict=True):
         assert torch.equal(one, other)
-    with pytest.raises(ConfigError, match="is of a training by"):
+    with pytest.raises(CheckpointError, match=r"is of another recipe: of .*'epochs': 8.* where .*'epochs': 9"):
         trained(Recipe(epochs=9, learning_rate=0.02), path)
+
+
+def test_checkpoints_of_other_runs_and_damaged_ones_are_refused(tmp_path: Path) -> None:
+    class Named(Sums):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def identity(self) -> str:
+            return self.name
+
+    path, recipe = tmp_path / "one.pt", Recipe(epochs=2, learning_rate=0.01)
+    trained(recipe, path, Named("seed 0"))
+    with pytest.raises(CheckpointError, match="is of another task: of seed 0, where seed 1 was asked for"):
+        trained(recipe, path, Named("seed 1"))
+    with pytest.raises(CheckpointError, match="is of another network"):
+        fit(nn.Linear(3, 1), Named("seed 0"), recipe, str(path))
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(FileFormatError, match=r"one\.pt is no checkpoint of `fit`, or damaged"):
+        trained(recipe, path, Named("seed 0"))
 
 
 def test_the_step_size_rises_and_falls() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fishnets.experiments.graph_study import TO_THE_END
 from fishnets.experiments.proteins import PAPER
 from fishnets.experiments.records import Metric, Record
 from fishnets.experiments.report import MADE, facts_of, format_metric, markdown_table, records_of
@@ -85,17 +86,17 @@ def yeast_page(root: str | Path) -> str:
     parts = [title, "", MADE, "", *facts_of(records), ""]
     for record in records:
         config, metrics = record.config, record.metrics
-        table, rates = config["table"], ", ".join(f"{rate:g}" for rate in config["learning_rates"])
+        table = config["table"]
+        used = [f"{method}/{condition}" for condition in config["conditions"] for method in config["methods"]]
         parts += [
             f"## {record.preset} preset, {record.protocol} protocol ({record.hardware})",
             "",
             f"`{table['name']}`, {table['num_nodes']:,} nodes (SHA-256 `{table['sha256'][:12]}…`); DeeperGCNs of "
             f"{config['num_layers']} layers that differ in their aggregation, and in width so that they have about as "
-            f"many weights. Each had the learning rates {rates} with the first seed, up to {config['epochs']:,} epochs "
-            f"or until validation nodes had not improved for {config['patience']}; the best on these was used with all "
-            "seeds. ROC-AUC of the test nodes where that of the validation nodes is best: mean and spread over seeds; "
-            "differences with the error of their mean. The training loss, with dropout, is the mean over the "
-            f"{config['every']} epochs before." + _scored(metrics),
+            f"many weights. {_schedule(config, metrics, used)} Each rate was tried with the first seed; the best on "
+            "validation nodes was used with all. ROC-AUC of the test nodes where that of the validation nodes is best: "
+            "mean and spread over seeds; differences with the error of their mean. The training loss, with dropout, is "
+            f"the mean over the {config['every']} epochs before." + _scored(metrics),
             "",
         ]
         for condition in config["conditions"]:
@@ -114,7 +115,8 @@ def yeast_page(root: str | Path) -> str:
         if any(lost.values()):
             listed = ", ".join(f"{method} {format_metric(loss)}" for method, loss in lost.items() if loss)
             one = "with the error of the mean over seeds, for one realisation of the noise"
-            parts += [f"Test ROC-AUC lost to noise, {one}: {listed}.", ""]
+            rates = "where both conditions chose the same rate"
+            parts += [f"Test ROC-AUC lost to noise, {one}, {rates}: {listed}.", ""]
         shares = {
             f"{what}, law of {law}": 100 * metrics[f"noise/{what}/{law}"].value
             for what in ("edges", "nodes")
@@ -141,36 +143,40 @@ def proteins_page(root: str | Path, name: str) -> str:
     for record in records:
         config, metrics = record.config, record.metrics
         table = config["table"]
-        rates = ", ".join(f"{rate:g}" for rate in config["learning_rates"])
         other = "" if table["name"] == "ogbn_proteins" else ", another graph"
         as_the_code = record.protocol == "published" and config["study"] != "proteins"
-        last = f"the last ten evaluations, one in {config['every']} epochs"
-        scored = last if as_the_code else f"{len(config['seeds'])} seeds"
+        last = (
+            f"the last ten evaluations, one in {config['every']} epochs, as the paper has it; a network that overfits "
+            "is past its best then, so the score where validation nodes are best is beside it"
+        )
+        scored = last if as_the_code else f"{len(config['seeds'])} seeds, where validation nodes are best"
+        names = [name.removeprefix("rocauc/") for name in metrics if name.startswith("rocauc/")]
         smaller = ", ".join(f"{name} {value}" for name, value in config["changes"])
         parts += [
             f"## {record.preset} preset, {record.protocol} protocol ({record.hardware})",
             "",
             f"On `{table['name']}`, {table['num_nodes']:,} nodes (SHA-256 `{table['sha256'][:12]}…`); the paper's "
-            f"column is of ogbn-proteins{other}. Learning rates {rates}, up to {config['epochs']:,} epochs, "
-            f"{config['parts']} parts of the graph in training. Test ROC-AUC: mean and spread over {scored}."
+            f"column is of ogbn-proteins{other}. {_schedule(config, metrics, names)} Graphs have {config['parts']} "
+            f"parts in training. Test ROC-AUC: mean and spread over {scored}."
             + (f" Networks are smaller than their names say: {smaller}." if smaller else "")
             + _scored(metrics),
             "",
         ]
         rows = []
-        names = [name.removeprefix("rocauc/") for name in metrics if name.startswith("rocauc/")]
         for model in names:
-            score = metrics[f"rocauc/{model}"]
+            scores = [format_metric(metrics[f"{what}/{model}"]) for what in ("rocauc", "at_best", "valid")]
             cost = [f"{1e3 * metrics[f'seconds_per_epoch/{model}'].value:.0f}", *_costs(metrics, model)]
             paper = f"{PAPER[model]:.4f}" if model in PAPER else ""
-            rows.append([model, format_metric(score), format_metric(metrics[f"valid/{model}"]), paper, *cost])
-        header = ["network", "test ROC-AUC", "best validation", "paper, on ogbn-proteins", "ms per epoch"]
+            rows.append([model, *(scores if as_the_code else scores[::2]), paper, *cost])
+        best = ["at the best validation"] if as_the_code else []
+        header = ["network", "test ROC-AUC", *best, "best validation", "paper, on ogbn-proteins", "ms per epoch"]
         parts += [markdown_table([*header, *COSTS], rows), ""]
         parts += _tuning(metrics, names, config["learning_rates"])
         parts += _sweep(metrics, names)
-        gaps = [f"{name.removeprefix('gap/')} {format_metric(gap)}" for name, gap in metrics.items() if "gap/" in name]
         one = " (one seed: no error is known)" if as_the_code else ""
-        parts += [f"Fishnets ahead by: {', '.join(gaps)}{one}.", ""] if gaps else []
+        for what, where in {"gap/": "", "gap_at_best/": " where validation nodes are best"}.items():
+            gaps = [f"{key.removeprefix(what)} {gap.value:.4f}" for key, gap in metrics.items() if key.startswith(what)]
+            parts += [f"Fishnets ahead{where} by: {', '.join(gaps)}{one}.", ""] if gaps else []
         parts += _figures(folder, record)
     return "\n".join([*parts, "Notes on these records: [all records](../README.md).", ""])
 
@@ -183,13 +189,12 @@ def molhiv_page(root: str | Path) -> str:
     for record in records:
         config, metrics = record.config, record.metrics
         table = config["table"]
-        rates = _rates(config)
         parts += [
             f"## {record.preset} preset, {record.protocol} protocol ({record.hardware})",
             "",
             f"`{table['name']}`, {table['num_graphs']:,} molecules (SHA-256 `{table['sha256'][:12]}…`), batches of "
-            f"{config['batch_size']}, learning rates {rates}, up to {config['epochs']} epochs. Test ROC-AUC where that "
-            f"of validation molecules is best: mean and spread over {len(config['seeds'])} seeds. DeeperGCN's authors "
+            f"{config['batch_size']}. {_schedule(config, metrics, config['models'])} Test ROC-AUC where that of "
+            f"validation molecules is best: mean and spread over {len(config['seeds'])} seeds. DeeperGCN's authors "
             "report 0.7858 ± 0.0117 for their 7 layers."
             + (f" Networks have {config['layers']} layers here." if config["layers"] else "")
             + _scored(metrics),
@@ -219,15 +224,15 @@ def arxiv_page(root: str | Path) -> str:
         parts += ["ogbn-arxiv: not run: data not at hand.", ""]
     for record in records:
         config = record.config
-        rates = _rates(config)
+        used = [f"{model}/{graph['name']}" for graph in config["table"] for model in config["models"]]
         parts += [
             f"## {record.preset} preset, {record.protocol} protocol ({record.hardware})",
             "",
             f"`gcn-28` has {config['deep_layers']} layers here, Fishnets have {config['num_layers']} with p = "
-            f"{config['num_params']}; all are {config['hidden']} wide. Learning rates {rates}, up to "
-            f"{config['epochs']} epochs. Accuracy of the test nodes where that of the validation nodes is best: mean "
-            f"and spread over {len(config['seeds'])} seeds; the difference with the error of its mean. A seed draws "
-            "weights and split; that of ogbn-arxiv is its own.",
+            f"{config['num_params']}; all are {config['hidden']} wide. {_schedule(config, record.metrics, used)} "
+            f"Accuracy of the test nodes where that of the validation nodes is best: mean and spread over "
+            f"{len(config['seeds'])} seeds; the difference with the error of its mean. A seed draws weights and split "
+            "(that of ogbn-arxiv is its own); splits of one graph overlap, which these errors leave out.",
             "",
         ]
         for graph in config["table"]:
@@ -253,11 +258,18 @@ def _arxiv_table(record: Record, graph: str) -> str:
     return markdown_table([*header, *COSTS], rows)
 
 
-def _rates(config: Mapping[str, Any]) -> str:
-    """Learning rates, and how they were tried where that was not in runs of full length."""
-    rates, tried = config["learning_rates"], config.get("tuning_epochs")
-    shorter = f" tried in runs of {tried} epochs" if tried and len(rates) > 1 else ""
-    return ", ".join(f"{rate:g}" for rate in rates) + shorter
+def _schedule(config: Mapping[str, Any], metrics: Mapping[str, Metric], labels: Sequence[str]) -> str:
+    """A sentence on learning rates, how they were tried where not in runs of full length, and when training ends."""
+    tried, patience = config.get("tuning_epochs"), config.get("patience")
+    several = len(config["learning_rates"]) > 1
+    rates = config["learning_rates"] if several else {metrics[f"learning-rate/{label}"].value for label in labels}
+    listed = ", ".join(f"{rate:g}" for rate in sorted(rates))
+    shorter = f" tried in runs of {tried} epochs" if tried and several else ""
+    until = f" or until validation data had not improved for {patience}" if patience else ""
+    to_the_end = [metrics[f"{TO_THE_END}/{label}"].value for label in labels if f"{TO_THE_END}/{label}" in metrics]
+    some = f"; {100 * sum(to_the_end) / len(to_the_end):.0f} % of the runs went on to the last" if to_the_end else ""
+    rate = "Learning rates" if len(rates) > 1 else "Learning rate"
+    return f"{rate} {listed}{shorter}, up to {config['epochs']:,} epochs{until}{some}."
 
 
 def _tuning(metrics: Mapping[str, Metric], labels: Sequence[str], rates: Sequence[float]) -> list[str]:

@@ -2,8 +2,9 @@
 
 Every network of a study has the same budget: a run at each learning rate, the best of which, on validation data, is
 used with all seeds. A run is scored by the test data where it is best on validation data. How long an epoch takes is
-measured on its own, so that runs may share a machine. On a GPU, sums in no fixed order make runs of one seed differ; on
-a CPU they agree to the last bit, also where one was interrupted.
+measured after all runs of a network, which may thus share a machine; it should have nothing else to do then. On a GPU,
+sums in no fixed order make runs of one seed differ; on a CPU they agree to the last bit, also where one was
+interrupted.
 """
 
 from __future__ import annotations
@@ -29,18 +30,20 @@ if TYPE_CHECKING:
     from fishnets.graphs.selection import Task
 
 __all__ = [
+    "CURVE",
+    "TO_THE_END",
     "Curve",
     "GraphStudy",
     "NamedGraph",
     "Runs",
     "StudyConfig",
     "StudyResult",
-    "fingerprint",
     "paired_difference",
     "spread",
 ]
 
 AT_END, CURVE, DIVERGED = "at_end/", "curve/", "diverged"  # names of what a run measured, or how they begin
+TO_THE_END = "trained_to_the_end"  # which runs went on to the last epoch they were allowed: they may not have converged
 TIMED = 10  # epochs at most, after as many that load what is needed
 LONG = 30.0  # seconds, for which as many as fit are timed
 LAST = 10  # evaluations, whose spread the paper reports
@@ -103,6 +106,7 @@ class Runs:
         found |= {f"loss/{label}": spread(self.measures["loss"])}
         epochs = self.measures["epochs_to_best"]
         found |= {f"{name}/{label}": spread(self.measures[name]) for name in ("epochs_to_best", "epochs_trained")}
+        found |= {f"{TO_THE_END}/{label}": spread(self.measures[TO_THE_END])}
         found |= {f"seconds_to_best/{label}": spread(self.seconds_per_epoch * epochs)}
         found |= {f"seconds_per_epoch/{label}": Metric(self.seconds_per_epoch, 0.0)}
         found[f"last_evaluations/{label}"] = Metric(
@@ -150,21 +154,6 @@ def paired_difference(one: Runs, other: Runs) -> Metric:
     scores = [[runs.measures["test"][runs.seeds.index(seed)] for seed in both] for runs in (one, other)]
     ahead = torch.stack(scores[0]) - torch.stack(scores[1])
     return metric(mean_with_error(ahead)) if len(both) > 1 else Metric(float(ahead.mean()), 0.0)
-
-
-def fingerprint(**tensors: Tensor | None) -> str:
-    """A hash of tensors, their names, kinds and shapes.
-
-    Example:
-        >>> fingerprint(x=torch.zeros(2)) == fingerprint(x=torch.zeros(2, 1))
-        False
-    """
-    total = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        if tensor is not None:
-            total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            total.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return total.hexdigest()
 
 
 class GraphStudy:
@@ -227,6 +216,7 @@ class GraphStudy:
         measures["last_spread"] = torch.tensor([one["last"].error for one in found], dtype=torch.float64)
         first, curves = task(seeds[0]), [_curve(one) for one in found]
         measures["epochs_trained"] = torch.tensor([curve.epochs[-1] for curve in curves], dtype=torch.float64)
+        measures[TO_THE_END] = (measures["epochs_trained"] >= recipe.epochs).double()
         timed = partial(self._time, make, first, replace(recipe, learning_rate=rate))
         depends = self.depends | {"label": label, "timed": TIMED, "replay": recipe.replay}
         seconds = self.parts.measured(f"{_name(label)}-time", depends, timed)

@@ -21,9 +21,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fishnets.arrays import fingerprint
 from fishnets.errors import ConfigError, DataError
 from fishnets.experiments.candidates import expect_choices
-from fishnets.experiments.graph_study import GraphStudy, Runs, StudyConfig, StudyResult, fingerprint, paired_difference
+from fishnets.experiments.graph_study import GraphStudy, Runs, StudyConfig, StudyResult, paired_difference
 from fishnets.experiments.records import Metric
 
 __all__ = ["ATOMS", "BONDS", "MODELS", "Config", "Molecules", "config_for", "read_molecules", "run"]

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from fishnets.arrays import fingerprint
 from fishnets.errors import ConfigError, DataError
-from fishnets.experiments.graph_study import NamedGraph, fingerprint
+from fishnets.experiments.graph_study import NamedGraph
 
 __all__ = ["ProteinGraph", "read_graph"]
 

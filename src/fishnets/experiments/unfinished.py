@@ -7,14 +7,14 @@ page shows the runs themselves; the same command continues from them.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fishnets.experiments.graph_study import spread
+from fishnets.experiments.graph_study import CURVE, spread
 from fishnets.experiments.records import metric
 from fishnets.experiments.report import format_metric, markdown_table
 from fishnets.inference.efficiency import mean_with_error
@@ -26,22 +26,26 @@ Runs = dict[tuple[str, float], dict[int, Part]]  # of a network at a rate: the r
 SCORES = {"test": "test score", "valid": "best validation", "last": "last ten evaluations", "loss": "training loss"}
 COUNTS = {"epochs_to_best": "epochs to best", "weights": "weights"}
 AHEAD = "Fishnets ahead by"
+OF_A_RUN = ("label", "recipe", "run")  # what differs between runs of a study
 
 
 def runs_so_far(folder: Path) -> list[str]:
     """Lines of a page on the finished runs that an experiment keeps in a folder; none where it keeps none."""
     lines: list[str] = []
-    for kept in sorted(folder.glob("checkpoints/*")):
-        runs = _read(kept)
-        if not runs:
-            continue
-        config = next(iter(next(iter(runs.values())).values()))["config"]
-        rows = []
+    studies: dict[str, list[Part]] = {}
+    for path in sorted(folder.glob("checkpoints/*/*.json")):
+        part = json.loads(path.read_text())
+        if "recipe" in part["config"] and "test" in part["metrics"]:  # else a time, or a run that diverged
+            shared = {name: value for name, value in part["config"].items() if name not in OF_A_RUN}
+            studies.setdefault(json.dumps(shared, sort_keys=True), []).append(part)
+    for key, parts in studies.items():
+        config, runs, rows = json.loads(key), _runs(parts), []
         for (label, rate), found in sorted(runs.items()):
             cells = [_score(_values(found, name)) for name in SCORES]
             cells += [f"{_values(found, name).mean():,.0f}" for name in COUNTS]
+            cells.append(f"{sum(map(_to_the_end, found.values()))} of {len(found)}")
             rows.append([label, f"{rate:g}", f"{len(found)}", *cells, _ahead(runs, label, rate)])
-        header = ["network", "rate", "seeds", *SCORES.values(), *COUNTS.values(), AHEAD]
+        header = ["network", "rate", "seeds", *SCORES.values(), *COUNTS.values(), "to the last epoch", AHEAD]
         paired = any(row[-1] for row in rows)
         lines += [
             f"## Not over: {config['preset']} preset, {config['protocol']} protocol ({config['device']})",
@@ -49,7 +53,8 @@ def runs_so_far(folder: Path) -> list[str]:
             f"Finished runs on {_data(config['table'])}, of which there is no record yet. Test score where that of "
             "validation data is best, and the mean over the last ten evaluations; means and spreads over seeds, "
             "differences with the error of their mean. Of several rates, the one that is best on validation data with "
-            "the first seed is used with the others. Times are measured when all runs are there.",
+            "the first seed is used with the others. Runs that went on to the last epoch they were allowed may not "
+            "have converged. Times are measured when all runs are there.",
             "",
             markdown_table(header if paired else header[:-1], [row if paired else row[:-1] for row in rows]),
             "",
@@ -57,19 +62,21 @@ def runs_so_far(folder: Path) -> list[str]:
     return lines
 
 
-def _read(kept: Path) -> Runs:
+def _runs(parts: Sequence[Part]) -> Runs:
     """All runs at full length; shorter ones, by which rates were tried, are left out where there are longer ones."""
     runs: Runs = {}
-    for path in sorted(kept.glob("*.json")):
-        part = json.loads(path.read_text())
+    for part in parts:
         config = part["config"]
-        if "recipe" not in config or "test" not in part["metrics"]:  # a time, or a run that diverged
-            continue
         found = runs.setdefault((config["label"], config["recipe"]["learning_rate"]), {})
         known = found.get(config["run"])
         if known is None or known["config"]["recipe"]["epochs"] < config["recipe"]["epochs"]:
             found[config["run"]] = part
     return runs
+
+
+def _to_the_end(part: Part) -> bool:
+    """Whether a run went on to the last epoch it was allowed."""
+    return f"{CURVE}{part['config']['recipe']['epochs']}/loss" in part["metrics"]
 
 
 def _data(table: Any) -> str:

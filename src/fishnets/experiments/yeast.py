@@ -99,8 +99,9 @@ def run(config: Config, checkpoints: Path | None = None, progress: bool | None =
                 metrics[f"difference/fishnets-{other}/{condition}"] = paired_difference(*pair)
     if set(CONDITIONS) <= set(config.conditions):
         for method in config.methods:
-            pair = found[f"{method}/clean"], found[f"{method}/noisy"]
-            metrics[f"difference/clean-noisy/{method}"] = paired_difference(*pair)
+            clean, noisy = found[f"{method}/clean"], found[f"{method}/noisy"]
+            if clean.rate == noisy.rate:  # else rates are compared, not conditions
+                metrics[f"difference/clean-noisy/{method}"] = paired_difference(clean, noisy)
     if "noisy" in config.conditions:
         metrics |= noise_shares(config)
     return StudyResult(config, metrics, study.parts.seconds, found)

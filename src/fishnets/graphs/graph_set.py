@@ -12,7 +12,7 @@ in order. Bounds and parts stay on the CPU, where a batch is counted: gathering 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -116,6 +116,41 @@ class GraphSet:
         order = graphs._order_of_targets()
         return replace(
             graphs, edge_index=edge_index[:, order], edge_attr=None if edge_attr is None else edge_attr[order]
+        )
+
+    @staticmethod
+    def from_data_list(graphs: Sequence[Data], parts: Mapping[str, Tensor]) -> GraphSet:
+        """Takes graphs as PyTorch Geometric has them, each with ``x``, ``edge_index``, ``y`` and perhaps ``edge_attr``.
+
+        Args:
+            graphs: The graphs. Labels of a graph are its ``y``, of any shape, the same number for each.
+            parts: Graphs of each part of a split, by its name: int64, shape (graphs,).
+
+        Example:
+            >>> path = Data(x=torch.ones(3, 1), edge_index=torch.tensor([[0, 1], [1, 2]]), y=torch.tensor([1]))
+            >>> point = Data(x=torch.zeros(1, 1), edge_index=torch.zeros(2, 0, dtype=torch.int64), y=torch.tensor([0]))
+            >>> GraphSet.from_data_list([path, point], {"train": torch.tensor([0, 1])})
+            GraphSet(num_graphs=2, num_nodes=4, num_edges=2, parts={'train': 2})
+        """
+        for i, graph in enumerate(graphs):
+            missing = [name for name in ("x", "edge_index", "y") if graph.get(name) is None]
+            if missing or (graph.edge_attr is None) != (graphs[0].edge_attr is None):
+                raise DataError(
+                    f"`graphs[{i}]` has no {', '.join(missing)}."
+                    if missing
+                    else f"Only one of `graphs[0]` and `graphs[{i}]` has `edge_attr`; all or none were expected to."
+                )
+        if not graphs:
+            raise DataError("`graphs` is empty, but one graph or more was expected.")
+        with_features = graphs[0].edge_attr is not None
+        return GraphSet.from_sizes(
+            x=torch.cat([graph.x for graph in graphs]),
+            edge_index=torch.cat([graph.edge_index for graph in graphs], dim=1),
+            edge_attr=torch.cat([graph.edge_attr for graph in graphs]) if with_features else None,
+            y=torch.stack([graph.y.flatten() for graph in graphs]),
+            num_nodes=torch.tensor([len(graph.x) for graph in graphs]),
+            num_edges=torch.tensor([graph.edge_index.shape[1] for graph in graphs]),
+            parts=parts,
         )
 
     def __len__(self) -> int:

@@ -12,12 +12,13 @@ from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from fishnets.errors import ConfigError, NonFiniteLossError, expect_positive
+from fishnets.errors import CheckpointError, ConfigError, FileFormatError, NonFiniteLossError, expect_positive
 from fishnets.ops.replay import ReplayedStep, own_stream
 
 __all__ = ["Curves", "Recipe", "Task", "fit"]
@@ -125,7 +126,8 @@ class Task(Protocol):
     """What a network is trained for; see :mod:`fishnets.graphs.tasks`.
 
     Where a recipe asks for replays, ``still()`` gives the loss of an update from tensors that stay where they are
-    (:class:`fishnets.graphs.tasks.StillLoss`), or None. Studies also ask for ``at_end(model)``, further scores of the
+    (:class:`fishnets.graphs.tasks.StillLoss`), or None. Where a task has ``identity()``, a text, a checkpoint of a task
+    with another one is refused. Studies also ask for ``at_end(model)``, further scores of the
     best weights, and ``tasks_scored()``, how many tasks count in scores, where a task has them.
     """
 
@@ -140,14 +142,15 @@ class Task(Protocol):
         ...
 
 
-def fit(model: nn.Module, task: Task, recipe: Recipe, checkpoint: Path | None = None) -> Curves:
+def fit(model: nn.Module, task: Task, recipe: Recipe, checkpoint: str | Path | None = None) -> Curves:
     """Trains a network with Adam, and leaves it with the weights that were best on validation data.
 
     Args:
         model: What is trained: in training mode for losses, in evaluation mode, without gradients, for scores.
         task: What for.
         recipe: How.
-        checkpoint: File in which training is kept at every evaluation, and from which it continues.
+        checkpoint: File in which training is kept at every evaluation, and from which it continues; one for each run,
+            since that of another network, task or recipe is refused.
 
     Returns:
         The curves.
@@ -163,7 +166,7 @@ def fit(model: nn.Module, task: Task, recipe: Recipe, checkpoint: Path | None = 
         >>> curves.epochs_to_best, len(curves.loss)
         (100, 10)
     """
-    training = _Training(model, task, recipe, checkpoint)
+    training = _Training(model, task, recipe, None if checkpoint is None else Path(checkpoint))
     try:
         with nullcontext() if training.still is None else own_stream(training.device):
             while not training.done:
@@ -195,8 +198,14 @@ class _Training:
         self.began: float | None = None
         self.best: dict[str, Any] = {}
         self.recent: list[Tensor] = []
+        # what a checkpoint must agree on, in plain values
+        self.identity = {
+            "recipe": vars(recipe),
+            "network": [[name, *value.shape] for name, value in model.state_dict().items()],
+            "task": getattr(task, "identity", lambda: "")(),
+        }
         if checkpoint is not None and checkpoint.exists():
-            self._restore(torch.load(checkpoint, map_location="cpu", weights_only=True))
+            self._restore(checkpoint)
 
     @property
     def done(self) -> bool:
@@ -266,7 +275,7 @@ class _Training:
 
     def _save(self, path: Path) -> None:
         state = {
-            "recipe": vars(self.recipe),
+            "identity": self.identity,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "best": self.best,
@@ -280,12 +289,18 @@ class _Training:
         torch.save(state, beside)
         beside.replace(path)  # an interrupted write leaves the last checkpoint whole
 
-    def _restore(self, state: dict[str, Any]) -> None:
-        if state["recipe"] != vars(self.recipe):
-            raise ConfigError(
-                f"{self.checkpoint} is of a training by {state['recipe']} but {vars(self.recipe)} was asked for. Train "
-                "by that recipe, or name another file."
-            )
+    def _restore(self, path: Path) -> None:
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            identity = state["identity"]
+        except (RuntimeError, EOFError, KeyError, UnpicklingError) as error:
+            raise FileFormatError(f"{path} is no checkpoint of `fit`, or damaged. Remove it to begin anew.") from error
+        for what, value in self.identity.items():
+            if identity[what] != value:
+                raise CheckpointError(
+                    f"{path} is of another {what}: of {identity[what]}, where {value} was asked for. Name another "
+                    "file, one for each run, or remove this one to begin anew."
+                )
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         for group in self.optimizer.param_groups:  # where training goes on now, not where it was

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from fishnets.errors import ConfigError, DataError, NonFiniteError, describe_rows, expect_positive
-from fishnets.graphs.metrics import roc_auc, tasks_with_both
+from fishnets.arrays import fingerprint
+from fishnets.errors import ConfigError, DataError, NonFiniteError, ShapeError, expect_positive
+from fishnets.graphs.labels import Score, expect_outputs, label_loss, label_score, num_outputs, tasks_scored
 from fishnets.ops.memory import remembered
 
 if TYPE_CHECKING:
@@ -23,49 +23,9 @@ if TYPE_CHECKING:
 
     from fishnets.graphs.graph_set import GraphSet
 
-__all__ = ["GraphTask", "NodeTask", "Score", "StillLoss", "random_parts"]
+__all__ = ["GraphTask", "NodeTask", "StillLoss", "random_parts"]
 
-Score = Literal["rocauc", "accuracy"]
-
-
-def _loss(logits: Tensor, label: Tensor, score: Score) -> Tensor:
-    """Mean loss: cross-entropy of classes, or of labels that are known, task by task."""
-    if score == "accuracy":
-        return cross_entropy(logits, label.flatten().long())
-    known = ~label.isnan()  # a share of the loss each: rows taken out by a mask would wait for the device
-    return binary_cross_entropy_with_logits(
-        logits, label.nan_to_num().to(logits), weight=known.to(logits) * (known.numel() / known.sum().clamp(min=1))
-    )
-
-
-def _score(logits: Tensor, label: Tensor, score: Score) -> float:
-    if score == "accuracy":
-        if not bool(logits.isfinite().all()):
-            raise NonFiniteError("`logits` are not finite, so no class can be told from them.")
-        return float((logits.argmax(1) == label.flatten()).double().mean())
-    return float(roc_auc(logits, label))
-
-
-def _expect_labels(part: str, label: Tensor, score: Score) -> None:
-    """Raises :class:`DataError` unless labels of a part are 0, 1 or, where unknown, NaN, and some known; or classes."""
-    if score == "accuracy":
-        strange, expected = label[~((label >= 0) & (label == label.round()))], "classes, counted from 0,"
-    else:
-        strange, expected = label[~((label == 0) | (label == 1) | label.isnan())], "0, 1 or, where unknown, NaN"
-        if bool(label.isnan().all()):
-            raise DataError(f"No label is known in the part {part!r} of the split.")
-    if strange.numel():
-        found = describe_rows(strange.unique().tolist())
-        raise DataError(f"Labels of the part {part!r} hold {found} but {expected} were expected.")
-
-
-def _tasks_scored(labels: Mapping[str, Tensor], score: Score) -> dict[str, int]:
-    """Number of tasks that count in the scores of each part of a split; classes are no tasks."""
-    count = {} if score == "accuracy" else {part: int(tasks_with_both(label).sum()) for part, label in labels.items()}
-    for part, tasks in count.items():
-        if not tasks:
-            raise DataError(f"No task has positives and negatives in the part {part!r}: nothing can be scored there.")
-    return count
+PARTS = ("train", "valid", "test")
 
 
 def random_parts(num_nodes: int, num_parts: int, generator: torch.Generator) -> list[Tensor]:
@@ -95,11 +55,12 @@ class NodeTask:
 
     Example:
         >>> from torch_geometric.data import Data
-        >>> mask = torch.tensor([True, True, True])
-        >>> graph = Data(x=torch.ones(3, 2), edge_index=torch.tensor([[0, 1], [1, 2]]), y=torch.tensor([[0], [1], [1]]))
-        >>> graph.train_mask = graph.valid_mask = graph.test_mask = mask
-        >>> NodeTask(graph).evaluate(lambda x, edge_index, edge_attr: torch.tensor([[0.0], [1.0], [2.0]]))
-        {'valid': 1.0, 'test': 1.0}
+        >>> graph = Data(x=torch.arange(6.0).unsqueeze(1), edge_index=torch.tensor([[0, 1], [1, 2]]))
+        >>> graph.y = torch.tensor([[0], [1], [0], [1], [1], [0]])
+        >>> part = torch.tensor([0, 0, 1, 1, 2, 2])
+        >>> graph.train_mask, graph.valid_mask, graph.test_mask = (part == i for i in range(3))
+        >>> NodeTask(graph).evaluate(lambda x, edge_index, edge_attr: x)
+        {'valid': 1.0, 'test': 0.0}
     """
 
     def __init__(
@@ -119,11 +80,12 @@ class NodeTask:
         missing = {"train", "valid", "test"} - set(self.graphs) - ({"train"} if draw else set())
         if missing:
             raise ConfigError(f"`graphs` has none for {sorted(missing)}; train, valid and test were expected.")
-        for part in ("train", "valid", "test"):
+        labels = {}
+        for part in PARTS:
             graph = self.graphs.get(part, self.graphs["valid"])  # what is drawn to train on has the same nodes
-            if not bool(graph[f"{part}_mask"].any()):
-                raise DataError(f"No node is in the part {part!r} of the split.")
-            _expect_labels(part, graph.y[graph[f"{part}_mask"]], score)
+            _expect_graph(graph)
+            labels[part] = graph.y[graph[f"{part}_mask"]]
+        self.outputs = num_outputs(labels, score)
         self.score, self.parts, self.test_parts, self.seed, self.draw = score, parts, test_parts, seed, draw
         self.random_test_parts = random_test_parts
         self.tasks_scored()
@@ -138,13 +100,13 @@ class NodeTask:
         for part in self._cut(graph, random_parts(graph.num_nodes, self.parts, generator)):
             mask = part.train_mask
             if bool(mask.any()):
-                yield _loss(self.predict(model, part)[mask], part.y[mask], self.score)
+                yield label_loss(self.predict(model, part)[mask], part.y[mask], self.score)
 
     def whole_loss(self, model: Any, graph: Data) -> Tensor:
         """Loss of the training nodes by the whole graph; the host waits for nothing but their first count."""
         mask = graph.train_mask
         nodes: Tensor = remembered(mask, "nodes", lambda: mask.nonzero().flatten())
-        return _loss(self.predict(model, graph).index_select(0, nodes), graph.y.index_select(0, nodes), self.score)
+        return label_loss(self.predict(model, graph).index_select(0, nodes), graph.y.index_select(0, nodes), self.score)
 
     def still(self) -> StillLoss | None:
         """The loss of an update from tensors that stay where they are; None where parts of the graph are drawn."""
@@ -157,19 +119,27 @@ class NodeTask:
         of_valid = self._whole(model, valid)
         of_test = of_valid if test is valid else self._whole(model, test)
         return {
-            part: _score(logits[graph[f"{part}_mask"]], graph.y[graph[f"{part}_mask"]], self.score)
+            part: label_score(logits[graph[f"{part}_mask"]], graph.y[graph[f"{part}_mask"]], self.score)
             for part, graph, logits in (("valid", valid, of_valid), ("test", test, of_test))
         }
 
     def tasks_scored(self) -> dict[str, int]:
         """Number of tasks with positives and negatives among validation and test nodes; others do not count."""
         labels = {part: self.graphs[part].y[self.graphs[part][f"{part}_mask"]] for part in ("valid", "test")}
-        return _tasks_scored(labels, self.score)
+        return tasks_scored(labels, self.score)
+
+    def identity(self) -> str:
+        """A hash of what tells this task from others: labels, split, seed, and the sizes of the graph."""
+        graph = self.graphs["valid"]
+        sizes = torch.tensor([*graph.x.shape, graph.num_edges, self.parts, self.test_parts, self.seed])
+        masks = {part: graph[f"{part}_mask"] for part in PARTS}
+        return fingerprint(y=graph.y, sizes=sizes, **masks)
 
     def predict(self, model: Any, graph: Data) -> Tensor:
         """Logits (N, tasks) of the nodes of a graph, or of a part of one."""
         more = {"species": graph.species} if "species" in graph else {}
         logits: Tensor = model(graph.x, graph.edge_index, graph.edge_attr, **more)
+        expect_outputs(logits, self.outputs, self.score)
         return logits
 
     def _whole(self, model: Any, graph: Data) -> Tensor:
@@ -260,19 +230,24 @@ class GraphTask:
         self, graphs: GraphSet, batch_size: int, score: Score = "rocauc", seed: int = 0, test_batch_size: int = 4_096
     ) -> None:
         expect_positive(batch_size=batch_size, test_batch_size=test_batch_size)
-        for part in ("train", "valid", "test"):
+        if not hasattr(graphs, "minibatches"):
+            raise ConfigError(
+                f"`graphs` is a {type(graphs).__name__} but a GraphSet was expected: `GraphSet.from_data_list(list, "
+                "parts)` makes one."
+            )
+        for part in PARTS:
             if not len(graphs.parts.get(part, ())):
                 raise DataError(f"No graph is in the part {part!r} of the split.")
-            _expect_labels(part, graphs.y[graphs.parts[part].to(graphs.y.device)], score)
         self.graphs, self.batch_size, self.test_batch_size = graphs, batch_size, test_batch_size
         self.score, self.seed = score, seed
+        self.outputs = num_outputs({part: self._labels(part) for part in PARTS}, score)
         self.tasks_scored()
 
     def losses(self, model: nn.Module, epoch: int) -> Iterator[Tensor]:
         """Losses of batches of training graphs."""
         generator = torch.Generator().manual_seed(1_000_003 * self.seed + epoch)
         for batch in self.graphs.minibatches("train", self.batch_size, generator):
-            yield _loss(self._predict(model, batch), batch.y, self.score)
+            yield label_loss(self._predict(model, batch), batch.y, self.score)
 
     @torch.no_grad()
     def evaluate(self, model: Any) -> dict[str, float]:
@@ -282,14 +257,56 @@ class GraphTask:
             some = self.graphs.minibatches(part, self.test_batch_size)
             batches = [(self._predict(model, batch), batch.y) for batch in some]
             logits, label = (torch.cat(several) for several in zip(*batches, strict=True))
-            found[part] = _score(logits, label, self.score)
+            found[part] = label_score(logits, label, self.score)
         return found
 
     def tasks_scored(self) -> dict[str, int]:
         """Number of tasks with positives and negatives among validation and test graphs; others do not count."""
-        parts = {part: self.graphs.parts[part].to(self.graphs.y.device) for part in ("valid", "test")}
-        return _tasks_scored({part: self.graphs.y[graphs] for part, graphs in parts.items()}, self.score)
+        return tasks_scored({part: self._labels(part) for part in ("valid", "test")}, self.score)
+
+    def identity(self) -> str:
+        """A hash of what tells this task from others: labels, split, sizes of the graphs, and the order of batches."""
+        graphs = self.graphs
+        sizes = torch.tensor([graphs.x.shape[1], graphs.edge_index.shape[1], self.batch_size, self.seed])
+        return fingerprint(y=graphs.y, sizes=sizes, nodes=graphs.node_ptr, **graphs.parts)
+
+    def _labels(self, part: str) -> Tensor:
+        return self.graphs.y[self.graphs.parts[part].to(self.graphs.y.device)]
 
     def _predict(self, model: Any, batch: Data) -> Tensor:
         logits: Tensor = model(batch.x, batch.edge_index, batch.edge_attr, batch.batch, batch_size=batch.num_graphs)
+        expect_outputs(logits, self.outputs, self.score)
         return logits
+
+
+def _expect_graph(graph: Data) -> None:
+    """Raises unless a graph has finite features, labels, and three masks that share no node."""
+    if graph.x is None:
+        raise ConfigError(
+            "The graph has no features `x`. Where edges have some, `graph.x = sum_of_edges(graph)` makes them, as for "
+            "ogbn-proteins."
+        )
+    if graph.y is None:
+        raise ConfigError("The graph has no labels `y`.")
+    for name in ("x", "edge_attr"):
+        if graph.get(name) is not None and not bool(graph[name].isfinite().all()):
+            raise NonFiniteError(f"`{name}` of the graph is not finite.")
+    seen = torch.zeros(graph.num_nodes, dtype=torch.int64, device=graph.y.device)
+    for part in PARTS:
+        mask = graph.get(f"{part}_mask")
+        if mask is None:
+            known = " Rename `val_mask`." if part == "valid" and "val_mask" in graph else ""
+            raise ConfigError(
+                f"The graph has no `{part}_mask`, which says what nodes are in this part of the split.{known}"
+            )
+        if mask.dtype != torch.bool or mask.shape != (graph.num_nodes,):
+            raise ShapeError(
+                f"`{part}_mask` has shape {tuple(mask.shape)} and dtype {mask.dtype} but ({graph.num_nodes},) and "
+                "torch.bool were expected. For nodes by number: `mask = torch.zeros(num_nodes, dtype=torch.bool)`, "
+                "then `mask[nodes] = True`."
+            )
+        if not bool(mask.any()):
+            raise DataError(f"No node is in the part {part!r} of the split.")
+        seen += mask
+    if bool((seen > 1).any()):
+        raise DataError(f"{int((seen > 1).sum())} nodes are in more than one part of the split.")

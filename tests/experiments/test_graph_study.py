@@ -104,6 +104,19 @@ def test_rates_may_be_tried_with_several_seeds() -> None:
     assert chosen[1].tried == pytest.approx({0.1: -0.025, 0.07: -0.02}, abs=1e-4)
 
 
+def test_every_run_is_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
+    shown, hidden = (GraphStudy({}, None, 0, "cpu", progress) for progress in (True, False))
+    for one in (shown, hidden):
+        one.runs("climb", flat, lambda _: Climb(0.5, cliff=5.0), RECIPE, (0.1, 1.0), (0, 1))
+    found = capsys.readouterr()
+    assert not found.out
+    assert found.err.splitlines() == [
+        "climb, rate 0.1, seed 0: validation -0.0000, test 0.5000, best after 5 of 20 epochs",
+        "climb, rate 1, seed 0: diverged",
+        "climb, rate 0.1, seed 1: validation -0.0000, test 0.5000, best after 5 of 20 epochs",
+    ]
+
+
 def test_a_rate_that_diverges_is_left_out() -> None:
     runs = climbed(Climb(peak=30.0, cliff=5.0), (1.0, 0.1, 0.2))  # at 1, the nearest to the peak, beyond the cliff
     assert runs.rate == 0.2

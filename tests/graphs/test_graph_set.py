@@ -68,6 +68,32 @@ def test_batch_is_that_of_torch_geometric(device, numbers):
         assert batch[name].dtype == expected[name].dtype
 
 
+def test_graphs_of_torch_geometric_are_taken(device):
+    given = arguments(device)
+    wanted = GraphSet.from_sizes(**given)
+    found = GraphSet.from_data_list(one_by_one(given), given["parts"])
+    for name in ("x", "edge_index", "edge_attr", "y", "node_ptr", "edge_ptr"):
+        assert torch.equal(getattr(found, name), getattr(wanted, name)), name
+    assert found.parts.keys() == wanted.parts.keys()
+
+
+def test_graphs_of_torch_geometric_that_do_not_agree_are_refused(device):
+    one, other = (Data(x=torch.ones(2, 3), edge_index=torch.tensor([[0], [1]]), y=torch.tensor([1])) for _ in range(2))
+    other.edge_attr = torch.ones(1, 2)
+    expected = (
+        r"`graphs\[1\]` has `x` of shape \(N, 3\), `edge_attr` of shape \(E, 2\) and 1 labels but `graphs\[0\]` has "
+        r"`x` of shape \(N, 3\), no `edge_attr` and 1 labels"
+    )
+    with pytest.raises(ShapeError, match=expected):
+        GraphSet.from_data_list([one, other], {})
+    with pytest.raises(ShapeError, match=r"\(N, 4\).* and 2 labels but"):
+        GraphSet.from_data_list([one, Data(x=torch.ones(1, 4), edge_index=one.edge_index, y=torch.ones(2))], {})
+    with pytest.raises(DataError, match=r"`graphs\[1\]` has no `x`, `y`"):
+        GraphSet.from_data_list([one, Data(edge_index=one.edge_index)], {})
+    with pytest.raises(DataError, match="`graphs` is empty"):
+        GraphSet.from_data_list([], {})
+
+
 def test_edges_of_a_batch_are_in_the_order_of_targets(device):
     graphs = GraphSet.from_sizes(**arguments(device))
     for numbers in ([0, 1, 2, 3, 4, 5], [5, 3, 0]):

@@ -38,7 +38,9 @@ class Protocol(StrEnum):
 
 def reproduce(
     name: Annotated[str, typer.Argument(help=f"One of: {', '.join(EXPERIMENTS)}.")],
-    preset: Annotated[Preset, typer.Option(help="smoke: seconds; quick: CPU minutes; paper: a GPU.")] = Preset.quick,
+    preset: Annotated[
+        Preset, typer.Option(help="smoke: seconds; quick: a CPU, minutes to an hour; paper: a GPU.")
+    ] = Preset.quick,
     protocol: Annotated[
         Protocol,
         typer.Option(
@@ -51,8 +53,8 @@ def reproduce(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="Table or folder of an experiment on real data: SCPUnion2.1_mu_vs_z.txt for supernovae, a folder in "
-            "OGB's layout for graphs."
+            help="Table or folder of an experiment on real data: SCPUnion2.1_mu_vs_z.txt for supernovae; for graphs a "
+            "folder in OGB's layout, for arxiv also one that holds citation graphs (.npz)."
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,

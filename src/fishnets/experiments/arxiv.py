@@ -93,9 +93,9 @@ def run(config: Config, checkpoints: Path | None = None, progress: bool | None =
     Args:
         config: What to do.
         checkpoints: Folder for finished runs, from which an interrupted study continues.
-        progress: Unused.
+        progress: Whether to print a line on stderr for every run; by default when that is a terminal.
     """
-    study, found = study_of(config, checkpoints), {}
+    study, found = study_of(config, checkpoints, progress), {}
     metrics: dict[str, Metric] = {}
     for graph in config.table:
         for name in config.models:
@@ -110,10 +110,10 @@ def run(config: Config, checkpoints: Path | None = None, progress: bool | None =
     return StudyResult(config, metrics, study.parts.seconds, found)
 
 
-def study_of(config: Config, checkpoints: Path | None) -> GraphStudy:
+def study_of(config: Config, checkpoints: Path | None, progress: bool | None = None) -> GraphStudy:
     """The study of a config; its runs depend on everything but the choice of runs."""
     choice = ("models", "learning_rates", "tuning_epochs", "epochs", "patience", "seeds")
-    return GraphStudy.of(config, checkpoints, choice)
+    return GraphStudy.of(config, checkpoints, choice, progress)
 
 
 def runs_of(config: Config, study: GraphStudy, name: str, graph: NamedGraph) -> Runs:

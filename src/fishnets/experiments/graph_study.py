@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -164,16 +165,26 @@ class GraphStudy:
         checkpoints: Folder for finished runs, from which an interrupted study continues.
         seed: Seed of the study.
         device: Where to train.
+        progress: Whether to print a line on stderr for every run; by default when that is a terminal.
     """
 
-    def __init__(self, depends: Mapping[str, Any], checkpoints: Path | None, seed: int, device: str) -> None:
+    def __init__(
+        self,
+        depends: Mapping[str, Any],
+        checkpoints: Path | None,
+        seed: int,
+        device: str,
+        progress: bool | None = None,
+    ) -> None:
         self.depends, self.parts, self.seed, self.device = dict(depends), Parts(checkpoints), seed, device
+        self.shown = sys.stderr.isatty() if progress is None else progress
+        self.known: dict[str, dict[str, Metric]] = {}
 
     @staticmethod
-    def of(config: Any, checkpoints: Path | None, choice: Sequence[str]) -> GraphStudy:
+    def of(config: Any, checkpoints: Path | None, choice: Sequence[str], progress: bool | None = None) -> GraphStudy:
         """The study of a config whose runs depend on all of its fields but those that choose among runs."""
         depends = {name: value for name, value in config.to_dict().items() if name not in choice}
-        return GraphStudy(depends, checkpoints, config.seed, config.device)
+        return GraphStudy(depends, checkpoints, config.seed, config.device, progress)
 
     def runs(
         self,
@@ -233,10 +244,15 @@ class GraphStudy:
         name = f"{_name(label)}-{rate:g}-{recipe.epochs}-{seed}"
         # an interrupted run continues: its file is named by all that it depends on, and goes when the run is over
         digest = hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:12]
+        if digest in self.known:
+            return self.known[digest]
         unfinished = None if self.parts.folder is None else self.parts.folder / f"{name}-{digest}.pt"
         found = self.parts.measured(name, depends, partial(self._measure, make, task, recipe, seed, unfinished))
         if unfinished is not None:
             unfinished.unlink(missing_ok=True)
+        if self.shown:
+            print(f"{label}, rate {rate:g}, seed {seed}: {_in_words(found)}", file=sys.stderr)
+        self.known[digest] = found
         return found
 
     def _measure(
@@ -293,6 +309,14 @@ class GraphStudy:
 def _values(found: Sequence[Mapping[str, Metric]], name: str) -> Tensor:
     """One measure of several runs."""
     return torch.tensor([one[name].value for one in found], dtype=torch.float64)
+
+
+def _in_words(found: Mapping[str, Metric]) -> str:
+    """What a run measured, for who waits."""
+    if DIVERGED in found:
+        return DIVERGED
+    valid, test, best = (found[name].value for name in ("valid", "test", "epochs_to_best"))
+    return f"validation {valid:.4f}, test {test:.4f}, best after {best:.0f} of {_curve(found).epochs[-1]:.0f} epochs"
 
 
 def _name(label: str) -> str:

@@ -130,9 +130,9 @@ def run(config: Config, checkpoints: Path | None = None, progress: bool | None =
     Args:
         config: What to do.
         checkpoints: Folder for finished runs, from which an interrupted study continues.
-        progress: Unused.
+        progress: Whether to print a line on stderr for every run; by default when that is a terminal.
     """
-    study = study_of(config, checkpoints)
+    study = study_of(config, checkpoints, progress)
     found = {name: runs_of(config, study, name) for name in config.models}
     metrics: dict[str, Metric] = {}
     for name, runs in found.items():
@@ -144,10 +144,10 @@ def run(config: Config, checkpoints: Path | None = None, progress: bool | None =
     return StudyResult(config, metrics, study.parts.seconds, found)
 
 
-def study_of(config: Config, checkpoints: Path | None) -> GraphStudy:
+def study_of(config: Config, checkpoints: Path | None, progress: bool | None = None) -> GraphStudy:
     """The study of a config; its runs depend on everything but the choice of runs."""
     choice = ("models", "learning_rates", "tuning_epochs", "epochs", "seeds", "patience")
-    return GraphStudy.of(config, checkpoints, choice)
+    return GraphStudy.of(config, checkpoints, choice, progress)
 
 
 def runs_of(config: Config, study: GraphStudy, name: str) -> Runs:

@@ -83,9 +83,9 @@ def run(config: Config, checkpoints: Path | None = None, progress: bool | None =
     Args:
         config: What to do.
         checkpoints: Folder for finished runs, from which an interrupted study continues.
-        progress: Unused.
+        progress: Whether to print a line on stderr for every run; by default when that is a terminal.
     """
-    study, found = study_of(config, checkpoints), {}
+    study, found = study_of(config, checkpoints, progress), {}
     for condition in config.conditions:
         for method in config.methods:
             found[f"{method}/{condition}"] = runs_of(config, study, method, condition)
@@ -124,11 +124,11 @@ def noise_shares(config: Config) -> dict[str, Metric]:
     return found
 
 
-def study_of(config: Config, checkpoints: Path | None) -> GraphStudy:
+def study_of(config: Config, checkpoints: Path | None, progress: bool | None = None) -> GraphStudy:
     """The study of a config; its runs depend on everything but the choice of runs."""
     seeds = ("seeds", "fewer_seeds", "with_fewer_seeds")
     choice = ("methods", "conditions", "learning_rates", "epochs", "patience", *seeds)
-    return GraphStudy.of(config, checkpoints, choice)
+    return GraphStudy.of(config, checkpoints, choice, progress)
 
 
 def runs_of(config: Config, study: GraphStudy, method: str, condition: str) -> Runs:

@@ -132,16 +132,18 @@ class GraphSet:
             >>> GraphSet.from_data_list([path, point], {"train": torch.tensor([0, 1])})
             GraphSet(num_graphs=2, num_nodes=4, num_edges=2, parts={'train': 2})
         """
-        for i, graph in enumerate(graphs):
-            missing = [name for name in ("x", "edge_index", "y") if graph.get(name) is None]
-            if missing or (graph.edge_attr is None) != (graphs[0].edge_attr is None):
-                raise DataError(
-                    f"`graphs[{i}]` has no {', '.join(missing)}."
-                    if missing
-                    else f"Only one of `graphs[0]` and `graphs[{i}]` has `edge_attr`; all or none were expected to."
-                )
         if not graphs:
             raise DataError("`graphs` is empty, but one graph or more was expected.")
+        for i, graph in enumerate(graphs):
+            missing = [name for name in ("x", "edge_index", "y") if graph.get(name) is None]
+            if missing:
+                raise DataError(f"`graphs[{i}]` has no {', '.join(f'`{name}`' for name in missing)}.")
+            found, first = _widths(graph), _widths(graphs[0])
+            if found != first:
+                raise ShapeError(
+                    f"`graphs[{i}]` has {found} but `graphs[0]` has {first}; all were expected to have the same features "
+                    "and labels."
+                )
         with_features = graphs[0].edge_attr is not None
         return GraphSet.from_sizes(
             x=torch.cat([graph.x for graph in graphs]),
@@ -269,6 +271,16 @@ def _gathered(ptr: Tensor, graphs: Tensor, device: torch.device) -> tuple[Tensor
 
 def _found(tensor: Tensor) -> str:
     return f"has shape {tuple(tensor.shape)} and dtype {tensor.dtype}"
+
+
+def _widths(graph: Data) -> str:
+    """How many features and labels a graph has, in words."""
+    edges = "no `edge_attr`" if graph.edge_attr is None else f"`edge_attr` of shape (E, {_width(graph.edge_attr)})"
+    return f"`x` of shape (N, {_width(graph.x)}), {edges} and {graph.y.numel()} labels"
+
+
+def _width(rows: Tensor) -> str:
+    return ", ".join(map(str, rows.shape[1:]))
 
 
 def _expect_rows(name: str, tensor: Tensor, rows: int | str) -> None:

@@ -111,7 +111,7 @@ def check(raw: Tensor, p: int, sizes: list[int], kind: str, form: str, weighted:
 def memory_of_nan(monkeypatch) -> None:
     """Every output starts as NaN."""
     monkeypatch.setattr(torch.Tensor, "new_empty", lambda self, *shape: self.new_full(shape, math.nan))
-    monkeypatch.setattr(fused_cpu, "_empty_like", lambda source: torch.full_like(source, math.nan))
+    monkeypatch.setattr(fused_cpu, "empty_like", lambda source: torch.full_like(source, math.nan))
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from tests.ops.test_fused_sums import SIZES, bounds, near
@@ -9,7 +11,9 @@ from tests.strategies import normals
 from torch import Tensor
 
 from fishnets.errors import BackendUnavailableError, ShapeError
-from fishnets.ops.softmax_messages import softmax_messages, softmax_messages_backend
+from fishnets.ops.softmax_messages import fused_cpu, softmax_messages, softmax_messages_backend
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def plainly(x: Tensor, temperature: Tensor, sizes: list[int]) -> Tensor:
@@ -55,14 +59,45 @@ def test_gradients_agree_with_differences():
 def test_what_was_given_and_expected_is_said():
     with pytest.raises(ShapeError, match=r"^`x` has shape \(2,\) and `temperature` \(1,\) but \(n, C\) and \(1,\)"):
         softmax_messages(torch.ones(2), torch.ones(1), torch.tensor([0, 2]))
-    with pytest.raises(BackendUnavailableError, match="the messages are on cpu and kernels exist for CUDA"):
-        softmax_messages(torch.ones(2, 1), torch.ones(1), torch.tensor([0, 2]), backend="fused")
+    with pytest.raises(BackendUnavailableError, match="the messages are on meta and kernels exist for CPU and CUDA"):
+        softmax_messages_backend(torch.ones(2, 1, device="meta"), torch.ones(1), backend="fused")
+    twice = torch.ones(2, 1, dtype=torch.float64)
+    with pytest.raises(BackendUnavailableError, match=r"messages are torch\.float64, the temperature torch\.float64"):
+        softmax_messages(twice, twice[0], torch.tensor([0, 2]), backend="fused")
 
 
-@pytest.mark.gpu
+def test_what_is_not_a_number_stays_so():
+    x = torch.tensor([[1.0, torch.nan, 0.0], [2.0, 3.0, torch.inf], [0.0, 0.0, 0.0]])
+    got = softmax_messages(x, torch.ones(1), torch.tensor([0, 2, 3]))
+    assert got.isnan().tolist() == [[False, True, True], [False, False, False]]
+
+
+def test_small_shares_are_those_of_the_definition():
+    x, ptr = torch.linspace(0, 120, 241).unsqueeze(1), torch.tensor([0, 241])
+    got, want = (softmax_messages(x, torch.ones(1), ptr, backend=one) for one in ("auto", "reference"))
+    torch.testing.assert_close(got, want, rtol=1e-6, atol=0)
+
+
+def test_threads_change_nothing(monkeypatch):
+    x, ptr = normals(8, 60_000, 8, dtype=torch.float32), 20 * torch.arange(3_001)
+    found = []
+    for threads in (1, 4):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        inputs = [x.clone().requires_grad_(), torch.ones(1, requires_grad=True)]
+        out = softmax_messages(*inputs, ptr)
+        found.append([out.detach(), *torch.autograd.grad(out.square().sum(), inputs)])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("channels", [1, 16, 48, 64, 256])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_kernels_agree_with_the_definition(device, sizes, channels):
+def test_kernels_agree_with_the_definition(device, sizes, channels, monkeypatch):
+    if device == "cpu":  # every output starts as NaN
+        nan_like = partial(torch.full_like, fill_value=torch.nan)
+        monkeypatch.setattr(torch.Tensor, "new_empty", lambda self, *shape: self.new_full(shape, torch.nan))
+        monkeypatch.setattr(fused_cpu, "empty_like", nan_like)
+        monkeypatch.setattr(torch, "empty_like", nan_like)
     x, ptr = 3 * normals(5, sum(sizes), channels, dtype=torch.float32).to(device), bounds(sizes, device)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(2)).to(device)
     temperature, upstream = torch.tensor([0.7], device=device), normals(6, len(sizes), channels).to(device)
@@ -78,7 +113,7 @@ def test_kernels_agree_with_the_definition(device, sizes, channels):
         near(found[0][1], found[1][1], 1e-4)  # a sum over all messages, of both signs
 
 
-@pytest.mark.gpu
+@pytest.mark.parametrize("device", DEVICES)
 def test_kernels_refuse_what_they_cannot_do_and_pass_second_gradients(device):
     x, temperature = normals(7, 9, 4, dtype=torch.float32).to(device), torch.ones(1, device=device)
     assert softmax_messages_backend(x, temperature)[0] == "fused"

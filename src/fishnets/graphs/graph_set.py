@@ -141,8 +141,8 @@ class GraphSet:
             found, first = _widths(graph), _widths(graphs[0])
             if found != first:
                 raise ShapeError(
-                    f"`graphs[{i}]` has {found} but `graphs[0]` has {first}; all were expected to have the same features "
-                    "and labels."
+                    f"`graphs[{i}]` has {found} but `graphs[0]` has {first}; all were expected to have the same "
+                    "features and labels."
                 )
         with_features = graphs[0].edge_attr is not None
         return GraphSet.from_sizes(

@@ -38,7 +38,7 @@ from fishnets.ops.segment_information.kernels_numba import pull_kernel, sum_kern
 from fishnets.ops.segment_information.reference import segment_sum
 from fishnets.ops.segment_information.registers_numba import Case
 
-__all__ = ["backward", "cut_groups", "forward", "obstacle", "optional", "run_ranges"]
+__all__ = ["backward", "cut_groups", "empty_like", "forward", "obstacle", "optional", "run_ranges"]
 
 CHUNK = 1024  # most rows of a partial sum
 ROWS_PER_RANGE = 4096  # fewer are done before a thread has woken
@@ -124,7 +124,7 @@ def backward(
         Gradients of ``raw``, in its dtype, and of ``weight``, shape :math:`(n,)`, or None.
     """
     source, (bounds, chunks) = _at_least_float32(raw), cut_groups(ptr)
-    grad = _empty_like(source)
+    grad = empty_like(source)
     dense = source.stride(-1) == grad.stride(-1) == 1
     flags = (dense, order is not None, bias is not None, need_weight)
     kernel = pull_kernel(Case(num_params, kind, form, str(source.numpy().dtype), *flags))
@@ -141,7 +141,7 @@ def _at_least_float32(raw: Tensor) -> Tensor:
     return raw.detach().to(torch.promote_types(raw.dtype, torch.float32))
 
 
-def _empty_like(source: Tensor) -> Tensor:
+def empty_like(source: Tensor) -> Tensor:
     """As PyTorch's, in memory of NumPy, which asks for huge pages: the first touch then costs a fifth."""
     strides = torch.empty_like(source, device="meta").stride()
     return torch.from_numpy(np.empty(source.numel(), source.numpy().dtype)).as_strided(source.shape, strides)

@@ -8,7 +8,7 @@ from torch import Tensor
 from fishnets.errors import ShapeError
 from fishnets.ops.dispatch import choose_backend
 from fishnets.ops.groups import expect_bounds
-from fishnets.ops.softmax_messages import fused_triton, reference
+from fishnets.ops.softmax_messages import fused, reference
 
 __all__ = ["softmax_messages", "softmax_messages_backend"]
 
@@ -25,7 +25,7 @@ def softmax_messages(
         temperature: What messages are multiplied with, :math:`\tau`, shape (1,).
         ptr: Bounds of the groups, int64, shape :math:`(g + 1,)`, from 0 to n.
         order: Message at each position, where they are not in the order of their groups, shape :math:`(n,)`.
-        backend: ``"auto"``, ``"reference"`` or ``"fused"``, which reads messages once forward and once back, on a GPU.
+        backend: ``"auto"``, ``"reference"`` or ``"fused"``, kernels that read messages once forward and once back.
 
     Returns:
         The sums, shape :math:`(g, C)`, in the precision of messages and temperature together; zero for empty groups.
@@ -45,7 +45,7 @@ def softmax_messages(
     given, precise = torch.result_type(x, temperature), torch.promote_types(x.dtype, torch.float32)
     x, temperature = x.to(precise), temperature.to(precise)  # sums are never in half precision
     name, _ = softmax_messages_backend(x, temperature, backend)
-    sums = fused_triton.softmax_messages if name == "fused" else reference.softmax_messages
+    sums = fused.softmax_messages if name == "fused" else reference.softmax_messages
     return sums(x, temperature, ptr, order).to(given)
 
 
@@ -54,7 +54,7 @@ def softmax_messages_backend(x: Tensor, temperature: Tensor, backend: str = "aut
 
     Example:
         >>> import torch
-        >>> softmax_messages_backend(torch.zeros(2, 1), torch.ones(1))
-        ('reference', 'the messages are on cpu and kernels exist for CUDA')
+        >>> softmax_messages_backend(torch.zeros(2, 1), torch.ones(1), "reference")
+        ('reference', 'it was asked for')
     """
-    return choose_backend(backend, lambda: fused_triton.obstacle(x, temperature))
+    return choose_backend(backend, lambda: fused.obstacle(x, temperature))

@@ -30,6 +30,8 @@ def test_a_part_is_measured_once_for_a_config(tmp_path: Path) -> None:
     parts.measured("one", {"steps": [1, 3]}, measure)
     parts.measured("two", {"steps": [1, 3]}, measure)
     assert len(calls) == 3
+    parts.measured("one", {"steps": [1, 2]}, measure)  # a part of another config is beside it, not in its place
+    assert len(calls) == 3
 
 
 def test_nothing_is_kept_without_a_folder() -> None:

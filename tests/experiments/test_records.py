@@ -15,6 +15,7 @@ from fishnets.errors import ConfigError, FileFormatError
 from fishnets.experiments import EXPERIMENTS
 from fishnets.experiments.graph_study import NamedGraph
 from fishnets.experiments.molhiv import Molecules
+from fishnets.experiments.pages import pages_of
 from fishnets.experiments.protein_graph import ProteinGraph
 from fishnets.experiments.records import (
     Metric,
@@ -116,6 +117,13 @@ def test_a_stored_record_is_of_the_config_that_its_command_runs_today(path: Path
         where["table"] = stand_in(record.config["table"])
     config = EXPERIMENTS[record.name].config_for(record.preset, record.protocol, **where)
     assert recorded_part(json.loads(json.dumps(config.to_dict(), default=str)), record.config) == record.config
+
+
+def test_pages_are_those_of_the_records_beside_them() -> None:
+    pages = pages_of(RESULTS)
+    assert len(pages) > 10
+    stale = [path.parent.name for path, text in pages.items() if not path.exists() or path.read_text() != text]
+    assert not stale, f"pages that `python -m fishnets.experiments.pages results` would change: {stale}"
 
 
 def stand_in(table: Any) -> Table | ProteinGraph | Molecules | tuple[NamedGraph, ...]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tests.graphs.folders import protein_folder
 
+from fishnets.experiments.graph_study import DIVERGED
 from fishnets.experiments.pages import main
 from fishnets.experiments.protein_graph import read_graph
 from fishnets.experiments.unfinished import runs_so_far
@@ -39,6 +40,7 @@ def test_runs_by_which_rates_were_tried_do_not_stand_for_longer_ones(tmp_path: P
         path.write_text(json.dumps({"config": config, "seconds": 1.0, "metrics": metrics}))
     page = "\n".join(runs_so_far(tmp_path))
     assert "| gcn-7 | 0.001 | 1 | 0.7500 |" in page
+    assert "| 0 of 1 | 100 |" in page
     assert "0.5000" not in page
     assert "Fishnets ahead by" not in page
 
@@ -65,3 +67,24 @@ def test_runs_of_other_data_are_shown_apart(tmp_path: Path) -> None:
     assert [line.split("`")[1] for line in lines if line.startswith("Finished runs on")] == ["one", "other"]
     assert "Fishnets ahead by" not in "\n".join(lines)
     assert all("| 2 of 2 |" in line for table in lines for line in table.splitlines() if line.startswith("| fishnets"))
+
+
+def test_rates_that_diverged_are_named(tmp_path: Path) -> None:
+    names = ("test", "valid", "last", "loss", "epochs_to_best", "weights")
+    for label, rate, metrics in (
+        ("fishnets/clean", 0.1, {DIVERGED: {"value": 1.0}}),
+        ("sum/clean", 0.1, {DIVERGED: {"value": 1.0}}),
+        ("sum/clean", 0.01, {name: {"value": 0.5} for name in names}),
+    ):
+        config = {"label": label, "run": 0, "recipe": {"learning_rate": rate, "epochs": 9}, "preset": "paper"}
+        config |= {"protocol": "clean", "device": "cpu", "table": {"name": "made up", "sha256": "0" * 64}}
+        path = tmp_path / "checkpoints" / "paper-clean-cpu-seed0" / f"{label.replace('/', '-')}-{rate}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"config": config, "seconds": 1.0, "metrics": metrics}))
+    rows = runs_so_far(tmp_path)[4].splitlines()[2:]
+    assert [row.split(" | ")[:4] for row in rows] == [
+        ["| fishnets/clean", "0.1", "1", "diverged"],
+        ["| sum/clean", "0.01", "1", "0.5000"],
+        ["| sum/clean", "0.1", "1", "diverged"],
+    ]
+    assert len({row.count("|") for row in rows}) == 1

@@ -88,6 +88,8 @@ def test_graphs_of_torch_geometric_that_do_not_agree_are_refused(device):
         GraphSet.from_data_list([one, other], {})
     with pytest.raises(ShapeError, match=r"\(N, 4\).* and 2 labels but"):
         GraphSet.from_data_list([one, Data(x=torch.ones(1, 4), edge_index=one.edge_index, y=torch.ones(2))], {})
+    with pytest.raises(ShapeError, match=r"`graphs\[1\]\.edge_attr` has 3 rows but 1 were expected, one for each edge"):
+        GraphSet.from_data_list([other, other.clone().update({"edge_attr": torch.ones(3, 2)})], {})
     with pytest.raises(DataError, match=r"`graphs\[1\]` has no `x`, `y`"):
         GraphSet.from_data_list([one, Data(edge_index=one.edge_index)], {})
     with pytest.raises(DataError, match="`graphs` is empty"):

@@ -283,3 +283,8 @@ def test_each_edge_is_followed_by_its_reverse():
     none, without = with_reverses(np.empty((0, 2), np.int64), None)
     assert none.shape == (0, 2)
     assert without is None
+
+
+def test_a_blank_line_is_an_unknown_label_of_a_single_task_alone(tmp_path):
+    assert len(tables(tmp_path / "one", {"raw/it": "1\n\n0\n"}).labels("raw/it", 3, "node")) == 3
+    assert len(tables(tmp_path / "two", {"raw/it": "1,0\n0,1\n\n"}).labels("raw/it", 2, "node")) == 2

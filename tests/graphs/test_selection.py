@@ -91,7 +91,7 @@ def test_a_training_continues_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     assert (curves.epochs, curves.loss, curves.scores) == (wanted.epochs, wanted.loss, wanted.scores)
     for one, other in zip(again.parameters(), whole.parameters(), strict=True):
         assert torch.equal(one, other)
-    with pytest.raises(CheckpointError, match=r"is of another recipe: of .*'epochs': 8.* where .*'epochs': 9"):
+    with pytest.raises(CheckpointError, match="is of another recipe: it has epochs=8 where epochs=9 was asked for"):
         trained(Recipe(epochs=9, learning_rate=0.02), path)
 
 
@@ -105,10 +105,20 @@ def test_checkpoints_of_other_runs_and_damaged_ones_are_refused(tmp_path: Path) 
 
     path, recipe = tmp_path / "one.pt", Recipe(epochs=2, learning_rate=0.01)
     trained(recipe, path, Named("seed 0"))
-    with pytest.raises(CheckpointError, match="is of another task: of seed 0, where seed 1 was asked for"):
+    with pytest.raises(CheckpointError, match="is of another task: it has seed 0 where seed 1 was asked for"):
         trained(recipe, path, Named("seed 1"))
-    with pytest.raises(CheckpointError, match="is of another network"):
-        fit(nn.Linear(3, 1), Named("seed 0"), recipe, str(path))
+    networks = {
+        r"it has the network: Sequential\(\) where the network: Linear\(in_features=3": nn.Linear(3, 1),
+        r"it has 1: Dropout\(p=0.2, inplace=False\) where 1: Dropout\(p=0.5": nn.Sequential(
+            nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 1)
+        ),
+    }
+    for message, network in networks.items():
+        with pytest.raises(CheckpointError, match=f"is of another network: {message}"):
+            fit(network, Named("seed 0"), recipe, str(path))
+    torch.save(torch.ones(2), tmp_path / "tensor.pt")
+    with pytest.raises(FileFormatError, match=r"tensor\.pt is no checkpoint of `fit`"):
+        trained(recipe, tmp_path / "tensor.pt", Named("seed 0"))
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(FileFormatError, match=r"one\.pt is no checkpoint of `fit`, or damaged"):
         trained(recipe, path, Named("seed 0"))

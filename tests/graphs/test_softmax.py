@@ -49,6 +49,9 @@ def test_bounds_dimensions_and_convolutions_are_taken(seeded: None) -> None:  # 
     wide = torch.stack([x, 2 * x])  # (2, E, 6)
     torch.testing.assert_close(aggregation(wide, index)[1], aggregation(2 * x, index))
     torch.testing.assert_close(aggregation(wide.mT, index, dim=-1), aggregation(wide, index).mT)
+    flat = x[:, 0].clone()
+    torch.testing.assert_close(aggregation(flat, index, dim=0), aggregation(x[:, :1], index)[:, 0])
+    assert aggregation(flat[:0], index[:0], dim=0, dim_size=2).tolist() == [0.0, 0.0]
     edge_index = torch.tensor([[0, 1, 2], [1, 0, 0]])
     nodes = torch.randn(3, 4)
     assert SAGEConv(4, 5, aggr=SoftmaxAggregation())(nodes, edge_index).shape == (3, 5)

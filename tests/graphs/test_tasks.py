@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torch_geometric.data import Data
 
-from fishnets.errors import ConfigError, DataError
+from fishnets.errors import ConfigError, DataError, ShapeError
 from fishnets.graphs import GraphSet
 from fishnets.graphs.tasks import GraphTask, NodeTask, random_parts
 
@@ -134,6 +134,56 @@ def test_what_is_refused() -> None:
         NodeTask(graph(valid_mask=torch.zeros(N, dtype=torch.bool)))
     with pytest.raises(ConfigError, match="parts"):
         NodeTask(graph(), parts=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "message"),
+    [
+        ({"x": None}, ConfigError, r"The graph has no features `x`\. Where edges have some, `graph\.x = sum_of_edges"),
+        ({"y": None}, ConfigError, "The graph has no labels `y`"),
+        ({"x": torch.full((N, 3), torch.nan)}, DataError, "Features `x` are not finite at 0, 1, 2, 3, 4 and 19 more"),
+        ({"edge_attr": torch.full((200, 2), torch.inf)}, DataError, "Features `edge_attr` are not finite at 0"),
+        ({"test_mask": None}, ConfigError, r"The graph has no `test_mask`, which says what nodes are in this part"),
+        ({"valid_mask": None, "val_mask": torch.ones(N)}, ConfigError, r"no `valid_mask`.*\. Rename `val_mask`\."),
+        ({"test_mask": torch.arange(3)}, ShapeError, r"`test_mask` has shape \(3,\) and dtype torch\.int64 but \("),
+        ({"test_mask": torch.ones(N, dtype=torch.bool)}, DataError, "16 nodes are in more than one part of the split"),
+    ],
+)
+def test_graphs_that_are_refused(changes: dict[str, Any], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        NodeTask(graph(**changes))
+
+
+def test_graphs_of_one_task_have_the_same_labels_and_split() -> None:
+    data, other = graph(), graph()
+    other.train_mask, other.test_mask = other.test_mask, other.train_mask
+    with pytest.raises(DataError, match=r"`graphs\['train'\]` has another `train_mask` than `graphs\['valid'\]`"):
+        NodeTask({"train": other, "valid": data, "test": data})
+    with pytest.raises(DataError, match=r"What `draw` gave has another `train_mask` than `graphs\['valid'\]`"):
+        next(NodeTask({"valid": data, "test": data}, draw=lambda epoch: other).losses(Linear(2), 0))
+    unknown = graph(y=data.y.float().index_fill(0, torch.tensor([0]), torch.nan))
+    NodeTask({"train": unknown.clone(), "valid": unknown, "test": unknown})  # unknown labels are equal too
+
+
+def test_checkpoints_tell_tasks_apart() -> None:
+    data = graph()
+    assert NodeTask(data).identity() == NodeTask(data.clone()).identity()
+    others = [NodeTask(data, parts=2), NodeTask(data, test_parts=2), NodeTask(data, seed=1)]
+    others += [NodeTask(graph(x=data.x + 1)), NodeTask(graph(edge_index=data.edge_index.flip(0)))]
+    assert len({task.identity() for task in [NodeTask(data), *others]}) == 6
+    some = graphs([6, 7])
+    distinct = [GraphTask(some, 4), GraphTask(some, 5), GraphTask(replace(some, x=some.x + 1), 4)]
+    assert len({task.identity() for task in distinct}) == 3
+
+
+def test_graphs_in_two_parts_are_refused() -> None:
+    some = graphs([6, 7])
+    with pytest.raises(DataError, match=r"1 graphs are in more than one part of the split.*: 6"):
+        GraphTask(replace(some, parts={**some.parts, "test": torch.cat([some.parts["test"], torch.tensor([6])])}), 4)
+    with pytest.raises(DataError, match="Features `x` are not finite at 0"):
+        GraphTask(replace(some, x=some.x.float() * torch.nan), 4)
+    with pytest.raises(ConfigError, match="`graphs` is a list but a GraphSet was expected"):
+        GraphTask([], 4)  # type: ignore[arg-type]
 
 
 def test_random_test_parts_stay_and_give_every_node_its_own_scores() -> None:

@@ -164,10 +164,11 @@ def proteins_page(root: str | Path, name: str) -> str:
         ]
         rows = []
         for model in names:
-            scores = [format_metric(metrics[f"{what}/{model}"]) for what in ("rocauc", "at_best", "valid")]
+            shown = ("rocauc", "at_best", "valid") if as_the_code else ("rocauc", "valid")
+            scores = [format_metric(metrics[f"{what}/{model}"]) for what in shown]
             cost = [f"{1e3 * metrics[f'seconds_per_epoch/{model}'].value:.0f}", *_costs(metrics, model)]
             paper = f"{PAPER[model]:.4f}" if model in PAPER else ""
-            rows.append([model, *(scores if as_the_code else scores[::2]), paper, *cost])
+            rows.append([model, *scores, paper, *cost])
         best = ["at the best validation"] if as_the_code else []
         header = ["network", "test ROC-AUC", *best, "best validation", "paper, on ogbn-proteins", "ms per epoch"]
         parts += [markdown_table([*header, *COSTS], rows), ""]
@@ -266,8 +267,9 @@ def _schedule(config: Mapping[str, Any], metrics: Mapping[str, Metric], labels: 
     listed = ", ".join(f"{rate:g}" for rate in sorted(rates))
     shorter = f" tried in runs of {tried} epochs" if tried and several else ""
     until = f" or until validation data had not improved for {patience}" if patience else ""
-    to_the_end = [metrics[f"{TO_THE_END}/{label}"].value for label in labels if f"{TO_THE_END}/{label}" in metrics]
-    some = f"; {100 * sum(to_the_end) / len(to_the_end):.0f} % of the runs went on to the last" if to_the_end else ""
+    runs = {label: metrics[f"runs/{label}"].value for label in labels if f"runs/{label}" in metrics}
+    to_the_end = sum(metrics[f"{TO_THE_END}/{label}"].value * count for label, count in runs.items())
+    some = f"; {to_the_end:.0f} of {sum(runs.values()):.0f} runs went on to the last" if runs else ""
     rate = "Learning rates" if len(rates) > 1 else "Learning rate"
     return f"{rate} {listed}{shorter}, up to {config['epochs']:,} epochs{until}{some}."
 

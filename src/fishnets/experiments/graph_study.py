@@ -9,7 +9,6 @@ interrupted.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CURVE",
+    "DIVERGED",
     "TO_THE_END",
     "Curve",
     "GraphStudy",
@@ -108,6 +108,7 @@ class Runs:
         epochs = self.measures["epochs_to_best"]
         found |= {f"{name}/{label}": spread(self.measures[name]) for name in ("epochs_to_best", "epochs_trained")}
         found |= {f"{TO_THE_END}/{label}": spread(self.measures[TO_THE_END])}
+        found[f"runs/{label}"] = Metric(float(len(self.seeds)), 0.0)
         found |= {f"seconds_to_best/{label}": spread(self.seconds_per_epoch * epochs)}
         found |= {f"seconds_per_epoch/{label}": Metric(self.seconds_per_epoch, 0.0)}
         found[f"last_evaluations/{label}"] = Metric(
@@ -242,17 +243,17 @@ class GraphStudy:
         recipe = replace(recipe, learning_rate=rate)
         depends = self.depends | {"label": label, "recipe": asdict(recipe), "run": seed}
         name = f"{_name(label)}-{rate:g}-{recipe.epochs}-{seed}"
-        # an interrupted run continues: its file is named by all that it depends on, and goes when the run is over
-        digest = hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:12]
-        if digest in self.known:
-            return self.known[digest]
-        unfinished = None if self.parts.folder is None else self.parts.folder / f"{name}-{digest}.pt"
+        key = json.dumps(depends, sort_keys=True)
+        if key in self.known:
+            return self.known[key]
+        path = self.parts.path(name, depends)
+        unfinished = None if path is None else path.with_suffix(".pt")  # an interrupted run continues from there
         found = self.parts.measured(name, depends, partial(self._measure, make, task, recipe, seed, unfinished))
         if unfinished is not None:
             unfinished.unlink(missing_ok=True)
         if self.shown:
             print(f"{label}, rate {rate:g}, seed {seed}: {_in_words(found)}", file=sys.stderr)
-        self.known[digest] = found
+        self.known[key] = found
         return found
 
     def _measure(

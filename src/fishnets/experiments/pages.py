@@ -19,7 +19,15 @@ from fishnets.experiments.records import Metric, Record, read_record
 from fishnets.experiments.report import MADE, comparison_table, facts_of, format_metric, markdown_table, records_of
 from fishnets.experiments.unfinished import runs_so_far
 
-__all__ = ["gamma_page", "linear_scaling_page", "main", "robustness_page", "saturation_page", "supernovae_page"]
+__all__ = [
+    "gamma_page",
+    "linear_scaling_page",
+    "main",
+    "pages_of",
+    "robustness_page",
+    "saturation_page",
+    "supernovae_page",
+]
 
 SUPERNOVA_MODELS = {"": "flat, w = −1", "w/": "flat, w free"}
 
@@ -279,8 +287,8 @@ def _loss_section(record: Record) -> list[str]:
     return [text, "", comparison_table({record.protocol: record.metrics}, names), ""]
 
 
-def main(root: str | Path) -> None:
-    """Writes every page for which there is a record, or the runs of a study that is not over."""
+def pages_of(root: str | Path) -> dict[Path, str]:
+    """Every page for which there is a record, or the runs of a study that is not over, by its file."""
     pages: dict[str, Callable[[str | Path], str]] = {
         "linear-scaling": linear_scaling_page,
         "gamma-population": lambda root: gamma_page(root, "gamma-population"),
@@ -295,11 +303,19 @@ def main(root: str | Path) -> None:
         "molhiv": molhiv_page,
         **{name: partial(proteins_page, name=name) for name in ("proteins", "proteins-focus", "noisy-proteins")},
     }
+    found = {}
     for name, page in pages.items():
         folder = Path(root) / name
         so_far = "\n".join(runs_so_far(folder))
         if so_far or any(folder.glob("*.json")):
-            (folder / "README.md").write_text(page(root) + ("\n" + so_far if so_far else ""))
+            found[folder / "README.md"] = page(root) + ("\n" + so_far if so_far else "")
+    return found
+
+
+def main(root: str | Path) -> None:
+    """Writes the pages."""
+    for path, text in pages_of(root).items():
+        path.write_text(text)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -39,13 +40,11 @@ class Parts:
             config: All that the part depends on, in values that JSON can hold.
             measure: Measures it.
         """
-        depends = json.loads(json.dumps(config))
-        path = None if self.folder is None else self.folder / f"{name}.json"
+        depends, path = json.loads(json.dumps(config)), self.path(name, config)
         if path is not None and path.exists():
             stored = json.loads(path.read_text())
-            if stored["config"] == depends:
-                self.seconds += stored["seconds"]
-                return {key: Metric(**value) for key, value in stored["metrics"].items()}
+            self.seconds += stored["seconds"]
+            return {key: Metric(**value) for key, value in stored["metrics"].items()}
         started, found = time.monotonic(), measure()
         seconds = time.monotonic() - started
         self.seconds += seconds
@@ -56,3 +55,10 @@ class Parts:
             beside.write_text(json.dumps({"config": depends, "seconds": seconds, "metrics": metrics}))
             beside.replace(path)  # an interrupted write leaves nothing half done
         return found
+
+    def path(self, name: str, config: Mapping[str, Any]) -> Path | None:
+        """Where a part is kept: parts of other configs have other files, so that none is written over."""
+        if self.folder is None:
+            return None
+        digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:12]
+        return self.folder / f"{name}-{digest}.json"

@@ -156,8 +156,9 @@ def run(config: Config, checkpoints: Path | None = None, progress: bool | None =
     metrics: dict[str, Metric] = {}
     for name, runs in found.items():
         metrics |= runs.metrics(name)
-        metrics["at_best/" + name] = metrics["rocauc/" + name]
-        score = metrics[("last_evaluations/" if config.as_the_code else "rocauc/") + name]
+        score = metrics["rocauc/" + name]
+        if config.as_the_code:
+            metrics["at_best/" + name], score = score, metrics["last_evaluations/" + name]
         known = config.table.name == "ogbn_proteins" and name in PAPER
         metrics["rocauc/" + name] = replace(score, paper=PAPER[name] if known else None)
     if config.study == "noisy-proteins" and set(config.models) == set(STUDIES["noisy-proteins"]):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fishnets.experiments.graph_study import CURVE, spread
+from fishnets.experiments.graph_study import CURVE, DIVERGED, spread
 from fishnets.experiments.records import metric
 from fishnets.experiments.report import format_metric, markdown_table
 from fishnets.inference.efficiency import mean_with_error
@@ -35,17 +35,22 @@ def runs_so_far(folder: Path) -> list[str]:
     studies: dict[str, list[Part]] = {}
     for path in sorted(folder.glob("checkpoints/*/*.json")):
         part = json.loads(path.read_text())
-        if "recipe" in part["config"] and "test" in part["metrics"]:  # else a time, or a run that diverged
+        if "recipe" in part["config"]:  # else a time
             shared = {name: value for name, value in part["config"].items() if name not in OF_A_RUN}
             studies.setdefault(json.dumps(shared, sort_keys=True), []).append(part)
     for key, parts in studies.items():
         config, runs, rows = json.loads(key), _runs(parts), []
         for (label, rate), found in sorted(runs.items()):
+            epochs = ", ".join(map(str, sorted({part["config"]["recipe"]["epochs"] for part in found.values()})))
+            start = [label, f"{rate:g}", f"{len(found)}"]
+            if any(DIVERGED in part["metrics"] for part in found.values()):
+                rows.append([*start, DIVERGED, *[""] * (len(SCORES) + len(COUNTS)), epochs, ""])
+                continue
             cells = [_score(_values(found, name)) for name in SCORES]
             cells += [f"{_values(found, name).mean():,.0f}" for name in COUNTS]
             cells.append(f"{sum(map(_to_the_end, found.values()))} of {len(found)}")
-            rows.append([label, f"{rate:g}", f"{len(found)}", *cells, _ahead(runs, label, rate)])
-        header = ["network", "rate", "seeds", *SCORES.values(), *COUNTS.values(), "to the last epoch", AHEAD]
+            rows.append([*start, *cells, epochs, _ahead(runs, label, rate)])
+        header = ["network", "rate", "seeds", *SCORES.values(), *COUNTS.values(), "to the last epoch", "epochs", AHEAD]
         paired = any(row[-1] for row in rows)
         lines += [
             f"## Not over: {config['preset']} preset, {config['protocol']} protocol ({config['device']})",
@@ -53,8 +58,8 @@ def runs_so_far(folder: Path) -> list[str]:
             f"Finished runs on {_data(config['table'])}, of which there is no record yet. Test score where that of "
             "validation data is best, and the mean over the last ten evaluations; means and spreads over seeds, "
             "differences with the error of their mean. Of several rates, the one that is best on validation data with "
-            "the first seed is used with the others. Runs that went on to the last epoch they were allowed may not "
-            "have converged. Times are measured when all runs are there.",
+            "the first seed is used with the others. Runs that went on to the last epoch they were allowed, in the "
+            "column `epochs`, may not have converged. Times are measured when all runs are there.",
             "",
             markdown_table(header if paired else header[:-1], [row if paired else row[:-1] for row in rows]),
             "",
@@ -95,16 +100,20 @@ def _score(values: Tensor) -> str:
 def _ahead(runs: Runs, label: str, rate: float) -> str:
     """How much better Fishnets are with the same seeds, both at the rate that is best on validation data."""
     method, _, condition = label.partition("/")
-    fishnets = f"fishnets/{condition}"
-    if method == "fishnets" or _used(runs, label) != rate or not any(name == fishnets for name, _ in runs):
+    used = _used(runs, f"fishnets/{condition}")
+    if method == "fishnets" or used is None or _used(runs, label) != rate:
         return ""
-    ours, theirs = runs[fishnets, _used(runs, fishnets)], runs[label, rate]
+    ours, theirs = runs[f"fishnets/{condition}", used], runs[label, rate]
     both = set(ours) & set(theirs)
     ahead, behind = (_values({seed: found[seed] for seed in both}, "test") for found in (ours, theirs))
     return format_metric(metric(mean_with_error(ahead - behind))) if len(both) > 1 else ""
 
 
-def _used(runs: Runs, label: str) -> float:
-    """The rate that is best on validation data with the first seed."""
-    tried = {rate: float(_values(found, "valid")[0]) for (name, rate), found in runs.items() if name == label}
-    return max(tried, key=lambda rate: tried[rate])
+def _used(runs: Runs, label: str) -> float | None:
+    """The rate that is best on validation data with the first seed; None where there is no run that ended well."""
+    tried = {
+        rate: float(_values(found, "valid")[0])
+        for (name, rate), found in runs.items()
+        if name == label and not any(DIVERGED in part["metrics"] for part in found.values())
+    }
+    return max(tried, key=lambda rate: tried[rate], default=None)

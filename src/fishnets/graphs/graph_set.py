@@ -138,6 +138,12 @@ class GraphSet:
             missing = [name for name in ("x", "edge_index", "y") if graph.get(name) is None]
             if missing:
                 raise DataError(f"`graphs[{i}]` has no {', '.join(f'`{name}`' for name in missing)}.")
+            num_edges = graph.edge_index.shape[1]
+            if graph.edge_attr is not None and len(graph.edge_attr) != num_edges:
+                raise ShapeError(
+                    f"`graphs[{i}].edge_attr` has {len(graph.edge_attr)} rows but {num_edges} were expected, one for "
+                    "each edge."
+                )
             found, first = _widths(graph), _widths(graphs[0])
             if found != first:
                 raise ShapeError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
@@ -96,6 +97,7 @@ def label_score(logits: Tensor, label: Tensor, score: Score) -> float:
 
 def _expect_labels(part: str, label: Tensor, score: Score) -> None:
     """Raises unless labels of a part are as this module says, and some of them are known."""
+    label = label.long() if label.dtype == torch.bool else label
     if score == "accuracy":
         strange, expected = label[~((label >= 0) & (label == label.round()))], "classes, counted from 0,"
         shapes, fits = "(n,) or (n, 1)", label.ndim == 1 or label.shape[1:] == (1,)

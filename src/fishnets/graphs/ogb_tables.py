@@ -227,6 +227,6 @@ def _parsed(path: Path, dtype: type[np.floating[Any]], blank_rows: bool, **optio
         if not handle.peek(1).strip():  # NumPy warns of a table without rows
             return np.empty((0, 0), dtype)
         lines: Iterable[str] = io.TextIOWrapper(handle, encoding="utf-8")
-        if blank_rows:
+        if blank_rows and b"," not in handle.peek(1).split(b"\n")[0]:
             lines = (line if line.strip() else "nan" for line in lines)
         return np.loadtxt(lines, dtype, comments=None, delimiter=",", ndmin=2, **options)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Protocol
@@ -198,14 +199,15 @@ class _Training:
         self.began: float | None = None
         self.best: dict[str, Any] = {}
         self.recent: list[Tensor] = []
-        # what a checkpoint must agree on, in plain values
-        self.identity = {
-            "recipe": vars(recipe),
-            "network": [[name, *value.shape] for name, value in model.state_dict().items()],
-            "task": getattr(task, "identity", lambda: "")(),
-        }
-        if checkpoint is not None and checkpoint.exists():
-            self._restore(checkpoint)
+        self.identity: dict[str, list[str]] = {}
+        if checkpoint is not None:
+            self.identity = {
+                "recipe": [f"{name}={value}" for name, value in vars(recipe).items()],
+                "network": list(_described(model)),
+                "task": [getattr(task, "identity", lambda: "")()],
+            }
+            if checkpoint.exists():
+                self._restore(checkpoint)
 
     @property
     def done(self) -> bool:
@@ -292,15 +294,16 @@ class _Training:
     def _restore(self, path: Path) -> None:
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
-            identity = state["identity"]
-        except (RuntimeError, EOFError, KeyError, UnpicklingError) as error:
+            identity = {what: list(state["identity"][what]) for what in self.identity}
+        except (RuntimeError, EOFError, KeyError, TypeError, IndexError, UnpicklingError) as error:
             raise FileFormatError(f"{path} is no checkpoint of `fit`, or damaged. Remove it to begin anew.") from error
-        for what, value in self.identity.items():
-            if identity[what] != value:
-                raise CheckpointError(
-                    f"{path} is of another {what}: of {identity[what]}, where {value} was asked for. Name another "
-                    "file, one for each run, or remove this one to begin anew."
-                )
+        for what, expected in self.identity.items():
+            for found, wanted in zip_longest(identity[what], expected, fillvalue="nothing"):
+                if found != wanted:
+                    raise CheckpointError(
+                        f"{path} is of another {what}: it has {found} where {wanted} was asked for. Name another file, "
+                        "one for each run, or remove this one to begin anew."
+                    )
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         for group in self.optimizer.param_groups:  # where training goes on now, not where it was
@@ -310,3 +313,13 @@ class _Training:
         torch.set_rng_state(state["random"].cpu())
         if state["random_cuda"] is not None:
             torch.cuda.set_rng_state(state["random_cuda"].cpu(), self.device)
+
+
+def _described(model: nn.Module) -> Iterator[str]:
+    """What tells a network from others: its modules with their settings, and the shapes of what they hold."""
+    for name, module in model.named_modules():
+        settings = {key: value for key, value in vars(module).items() if isinstance(value, bool | int | float | str)}
+        listed = ", ".join(f"{key}={value}" for key, value in settings.items() if key != "training" and key[0] != "_")
+        yield f"{name or 'the network'}: {type(module).__name__}({listed})"
+    for name, value in model.state_dict().items():
+        yield f"{name} of shape {tuple(value.shape)}"

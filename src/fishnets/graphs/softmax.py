@@ -56,9 +56,9 @@ class SoftmaxAggregation(Aggregation):  # type: ignore[misc]
         """Aggregates messages, E of them along ``dim``; arguments as everywhere in PyTorch Geometric."""
         rows = x.movedim(dim, 0)
         groups = bounds_and_order(index, ptr, dim_size, len(rows))
-        sums = softmax_messages(rows.flatten(1), self.t, groups.ptr, order=groups.order)
-        out: Tensor = sums.unflatten(1, rows.shape[1:]).movedim(0, dim)
-        return out
+        flat = rows.flatten(1) if rows.ndim > 1 else rows.unsqueeze(1)
+        sums = softmax_messages(flat, self.t, groups.ptr, order=groups.order)
+        return sums.reshape(len(sums), *rows.shape[1:]).movedim(0, dim)
 
     def __repr__(self) -> str:
         return f"SoftmaxAggregation(temperature={self.temperature}, learn={isinstance(self.t, nn.Parameter)})"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fishnets.arrays import fingerprint
-from fishnets.errors import ConfigError, DataError, NonFiniteError, ShapeError, expect_positive
+from fishnets.errors import ConfigError, DataError, ShapeError, describe_rows, expect_finite, expect_positive
 from fishnets.graphs.labels import Score, expect_outputs, label_loss, label_score, num_outputs, tasks_scored
 from fishnets.ops.memory import remembered
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["GraphTask", "NodeTask", "StillLoss", "random_parts"]
 
 PARTS = ("train", "valid", "test")
+FEATURES = ("x", "edge_index", "edge_attr", "species")
+LABELS = ("y", "train_mask", "valid_mask", "test_mask")
 
 
 def random_parts(num_nodes: int, num_parts: int, generator: torch.Generator) -> list[Tensor]:
@@ -80,19 +82,18 @@ class NodeTask:
         missing = {"train", "valid", "test"} - set(self.graphs) - ({"train"} if draw else set())
         if missing:
             raise ConfigError(f"`graphs` has none for {sorted(missing)}; train, valid and test were expected.")
-        labels = {}
-        for part in PARTS:
-            graph = self.graphs.get(part, self.graphs["valid"])  # what is drawn to train on has the same nodes
+        self.labelled = self.graphs["valid"]
+        for part, graph in self.graphs.items():
             _expect_graph(graph)
-            labels[part] = graph.y[graph[f"{part}_mask"]]
-        self.outputs = num_outputs(labels, score)
+            _expect_same_labels(f"`graphs[{part!r}]`", graph, self.labelled)
+        self.outputs = num_outputs({part: self.labelled.y[self.labelled[f"{part}_mask"]] for part in PARTS}, score)
         self.score, self.parts, self.test_parts, self.seed, self.draw = score, parts, test_parts, seed, draw
         self.random_test_parts = random_test_parts
         self.tasks_scored()
 
     def losses(self, model: nn.Module, epoch: int) -> Iterator[Tensor]:
         """Losses of the training nodes, one for each part that has some."""
-        graph = self.graphs["train"] if self.draw is None else self.draw(epoch)
+        graph = self.training_graph(epoch)
         generator = torch.Generator().manual_seed(1_000_003 * self.seed + epoch)
         if self.parts == 1:
             yield self.whole_loss(model, graph)
@@ -101,6 +102,14 @@ class NodeTask:
             mask = part.train_mask
             if bool(mask.any()):
                 yield label_loss(self.predict(model, part)[mask], part.y[mask], self.score)
+
+    def training_graph(self, epoch: int) -> Data:
+        """The graph of training nodes in an epoch."""
+        if self.draw is None:
+            return self.graphs["train"]
+        drawn = self.draw(epoch)
+        _expect_same_labels("What `draw` gave", drawn, self.labelled)
+        return drawn
 
     def whole_loss(self, model: Any, graph: Data) -> Tensor:
         """Loss of the training nodes by the whole graph; the host waits for nothing but their first count."""
@@ -125,15 +134,15 @@ class NodeTask:
 
     def tasks_scored(self) -> dict[str, int]:
         """Number of tasks with positives and negatives among validation and test nodes; others do not count."""
-        labels = {part: self.graphs[part].y[self.graphs[part][f"{part}_mask"]] for part in ("valid", "test")}
+        labels = {part: self.labelled.y[self.labelled[f"{part}_mask"]] for part in ("valid", "test")}
         return tasks_scored(labels, self.score)
 
     def identity(self) -> str:
-        """A hash of what tells this task from others: labels, split, seed, and the sizes of the graph."""
-        graph = self.graphs["valid"]
-        sizes = torch.tensor([*graph.x.shape, graph.num_edges, self.parts, self.test_parts, self.seed])
-        masks = {part: graph[f"{part}_mask"] for part in PARTS}
-        return fingerprint(y=graph.y, sizes=sizes, **masks)
+        """A hash of what tells this task from others: its graphs with labels and split, parts, score and seed."""
+        distinct = {id(graph): graph for graph in self.graphs.values()}.values()
+        held = {f"{i}/{name}": graph.get(name) for i, graph in enumerate(distinct) for name in (*FEATURES, *LABELS)}
+        numbers = torch.tensor([self.parts, self.test_parts, self.random_test_parts, self.seed])
+        return f"{self.score}, {fingerprint(numbers=numbers, **held)}"
 
     def predict(self, model: Any, graph: Data) -> Tensor:
         """Logits (N, tasks) of the nodes of a graph, or of a part of one."""
@@ -194,7 +203,7 @@ class StillLoss:
         """Writes what an epoch draws."""
         if self.task.draw is None:
             return
-        drawn = self.task.draw(epoch)
+        drawn = self.task.training_graph(epoch)
         changing = [name for name in ("x", "edge_attr") if drawn.get(name) is not None]
         if self.graph is None or self.first is None:
             self.graph, self.first = copy(drawn), drawn
@@ -238,6 +247,8 @@ class GraphTask:
         for part in PARTS:
             if not len(graphs.parts.get(part, ())):
                 raise DataError(f"No graph is in the part {part!r} of the split.")
+        _expect_apart(torch.cat([graphs.parts[part].unique() for part in PARTS]).bincount(), "graphs")
+        _expect_finite_features(graphs)
         self.graphs, self.batch_size, self.test_batch_size = graphs, batch_size, test_batch_size
         self.score, self.seed = score, seed
         self.outputs = num_outputs({part: self._labels(part) for part in PARTS}, score)
@@ -265,10 +276,10 @@ class GraphTask:
         return tasks_scored({part: self._labels(part) for part in ("valid", "test")}, self.score)
 
     def identity(self) -> str:
-        """A hash of what tells this task from others: labels, split, sizes of the graphs, and the order of batches."""
-        graphs = self.graphs
-        sizes = torch.tensor([graphs.x.shape[1], graphs.edge_index.shape[1], self.batch_size, self.seed])
-        return fingerprint(y=graphs.y, sizes=sizes, nodes=graphs.node_ptr, **graphs.parts)
+        """A hash of what tells this task from others: its graphs with labels and split, batches, score and seed."""
+        held = {name: getattr(self.graphs, name) for name in ("x", "edge_index", "edge_attr", "y", "node_ptr")}
+        held |= {f"parts/{part}": graphs for part, graphs in self.graphs.parts.items()}
+        return f"{self.score}, {fingerprint(numbers=torch.tensor([self.batch_size, self.seed]), **held)}"
 
     def _labels(self, part: str) -> Tensor:
         return self.graphs.y[self.graphs.parts[part].to(self.graphs.y.device)]
@@ -288,9 +299,7 @@ def _expect_graph(graph: Data) -> None:
         )
     if graph.y is None:
         raise ConfigError("The graph has no labels `y`.")
-    for name in ("x", "edge_attr"):
-        if graph.get(name) is not None and not bool(graph[name].isfinite().all()):
-            raise NonFiniteError(f"`{name}` of the graph is not finite.")
+    _expect_finite_features(graph)
     seen = torch.zeros(graph.num_nodes, dtype=torch.int64, device=graph.y.device)
     for part in PARTS:
         mask = graph.get(f"{part}_mask")
@@ -308,5 +317,37 @@ def _expect_graph(graph: Data) -> None:
         if not bool(mask.any()):
             raise DataError(f"No node is in the part {part!r} of the split.")
         seen += mask
-    if bool((seen > 1).any()):
-        raise DataError(f"{int((seen > 1).sum())} nodes are in more than one part of the split.")
+    _expect_apart(seen, "nodes")
+
+
+def _expect_finite_features(graph: Data | GraphSet) -> None:
+    for name in ("x", "edge_attr"):
+        features = getattr(graph, name)
+        if features is not None:
+            expect_finite(f"Features `{name}`", features.flatten(1) if features.ndim > 1 else features.unsqueeze(1))
+
+
+def _expect_apart(counts: Tensor, what: str) -> None:
+    """Raises unless none is counted in two parts."""
+    shared = (counts > 1).nonzero().flatten().tolist()
+    if shared:
+        raise DataError(
+            f"{len(shared)} {what} are in more than one part of the split, but each was expected in one at most: "
+            f"{describe_rows(shared)}."
+        )
+
+
+def _expect_same_labels(which: str, graph: Data, labelled: Data) -> None:
+    """Raises unless a graph has the labels and the split of another, which costs nothing where it shares them."""
+    for name in LABELS:
+        one, other = graph.get(name), labelled[name]
+        if one is not other and not (one is not None and _equal(one, other)):
+            raise DataError(
+                f"{which} has another `{name}` than `graphs['valid']`, but graphs of one task were expected to differ "
+                "in features and edges alone, and to have the same nodes, labels and split."
+            )
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same, unknown labels included."""
+    return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())

@@ -1,10 +1,11 @@
 """What aggregations cost, forward and back: milliseconds, memory and bandwidth, on a GPU or a CPU.
 
 A layer of ours maps messages to information, sums it over the messages of each node, solves and maps to channels;
-softmax, mean and sum are PyTorch Geometric's. A time is the median of repeats, its error the standard error of their
-mean. GiB are what a pass needs at its peak beyond its inputs and their gradients, with what stays remembered about an
-index, without what sorting it once took. ``speedup/x`` is the time of x over that of ours, ``node_level_ratio/x`` that
-of the node-level path over that of x. On a GPU all matrix products may use TF32, except where the name says otherwise.
+softmax, mean and sum are PyTorch Geometric's, ``softmax-kernels`` is the same softmax on kernels of ours. A time is
+the median of repeats, its error the standard error of their mean. GiB are what a pass needs at its peak beyond its
+inputs and their gradients, with what stays remembered about an index, without what sorting it once took.
+``speedup/x`` is the time of x over that of ours, ``node_level_ratio/x`` that of the node-level path over that of x.
+On a GPU all matrix products may use TF32, except where the name says otherwise.
 Run with ``python benchmarks/aggregation_speed.py``; ``--device cuda`` measures a GPU.
 """
 
@@ -28,6 +29,7 @@ from torch import Tensor, nn
 from torch_geometric import EdgeIndex
 from torch_geometric.nn.aggr import MeanAggregation, SoftmaxAggregation, SumAggregation
 
+from fishnets import graphs
 from fishnets.experiments.records import Metric, hardware_name, refuse_overwrite, write_benchmark
 from fishnets.experiments.report import format_metric, markdown_table
 from fishnets.graphs import FishnetsAggregation, FishnetsConv
@@ -36,7 +38,7 @@ from fishnets.ops.estimate_messages.fused_triton import MAX_PARAMS
 from fishnets.ops.segment_information import fused
 
 BACKENDS = {"reference": "reference", "fused": "separate", "fused-linear": "fused"}
-FIXED = ("softmax", "softmax-ptr", "mean", "sum")  # do not depend on the number of latent parameters
+FIXED = ("softmax", "softmax-ptr", "softmax-kernels", "mean", "sum")  # do not depend on the number of latent parameters
 PRECISION = {"cuda": "high", "cpu": "highest"}
 POWER = 0.79  # of a node's share of messages in its rank: the first of 120,000 has about 78,000 of 4 million
 
@@ -107,7 +109,8 @@ def layers(names: Sequence[str], case: Case, device: str) -> Makers:
         elif name in ("mean", "sum"):
             layer = MeanAggregation() if name == "mean" else SumAggregation()
         else:
-            layer = SoftmaxAggregation(learn=True).to(**options)
+            kind = graphs.SoftmaxAggregation if name == "softmax-kernels" else SoftmaxAggregation
+            layer = kind(learn=True).to(**options)
         # every layer has an index of its own, so that what is remembered about it counts for all alike
         where = {"ptr": ptr} if name == "softmax-ptr" else {"index": index.clone()}
         return Way(partial(layer, x, **where, dim_size=case.nodes), [x, *layer.parameters()], grad)
@@ -313,7 +316,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--sections", help=f"some of {','.join(SECTIONS)}; their numbers go to partial.json")
     parser.add_argument("--peak", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    every = ON_CPU if options.device == "cpu" and not options.quick else tuple(SECTIONS)
+    on_cpu = tuple(name for name in SECTIONS if name != "dtypes") if options.quick else ON_CPU
+    every = on_cpu if options.device == "cpu" else tuple(SECTIONS)
     options.sections = options.sections.split(",") if options.sections else list(every)
     if unknown := set(options.sections) - set(SECTIONS):
         parser.error(f"there is no section {','.join(unknown)}; there are {','.join(SECTIONS)}")

@@ -47,16 +47,17 @@ def test_what_is_refused() -> None:
 @pytest.mark.parametrize(
     ("shape", "outputs", "score", "message"),
     [
-        ((4, 2), 3, "rocauc", r"gives outputs of shape \(4, 2\) but the labels ask for \(n, 3\), one for each task"),
-        ((4, 4), 3, "rocauc", r"\(4, 4\) but the labels ask for \(n, 3\)"),
-        ((4, 2), 3, "accuracy", r"\(4, 2\) but the labels ask for \(n, 3\), one for each class"),
-        ((4,), 1, "rocauc", r"\(4,\) but the labels ask for \(n, 1\)"),
+        ((4, 2), 3, "rocauc", r"gives outputs of shape \(4, 2\) but the labels ask for \(4, 3\), one for each task\.$"),
+        ((4, 4), 3, "rocauc", r"\(4, 4\) but the labels ask for \(4, 3\)"),
+        ((4, 2), 3, "accuracy", r"\(4, 2\) but the labels ask for \(4, 3\), one for each class"),
+        ((4,), 1, "rocauc", r"\(4,\) but the labels ask for \(4, 1\)"),
+        ((9, 3), 3, "rocauc", r"\(9, 3\) but .* \(4, 3\).* A network for graphs pools their nodes: `Deep"),
     ],
 )
 def test_a_network_with_other_outputs_is_refused(shape, outputs, score, message):
     with pytest.raises(ShapeError, match=message):
-        expect_outputs(torch.zeros(shape), outputs, score)
+        expect_outputs(torch.zeros(shape), 4, outputs, score, pooled=True)
 
 
 def test_more_outputs_than_classes_are_accepted() -> None:
-    expect_outputs(torch.zeros(4, 9), 3, "accuracy")
+    expect_outputs(torch.zeros(4, 9), 4, 3, "accuracy")

@@ -11,7 +11,7 @@ import torch
 from tests.graphs.layers import seeded  # noqa: F401 a fixture
 from torch import Tensor, nn
 
-from fishnets.errors import CheckpointError, ConfigError, FileFormatError, NonFiniteLossError
+from fishnets.errors import CheckpointError, ConfigError, FileFormatError, NonFiniteError, NonFiniteLossError
 from fishnets.graphs.selection import Curves, Recipe, fit
 
 
@@ -73,6 +73,8 @@ def test_training_ends_when_nothing_improves_for_the_patience() -> None:
     _, curves = trained(Recipe(epochs=50, learning_rate=0.01, patience=4, every=2), task=Falling())
     assert curves.epochs == [2, 4, 6]
     assert curves.epochs_to_best == 2
+    _, curves = trained(Recipe(epochs=90, learning_rate=0.01, patience=20, every=7), task=Falling())
+    assert curves.epochs == [7, 14, 21, 28]  # 21 epochs after the best, and no epoch that is not evaluated
 
 
 def test_a_training_continues_as_if_it_had_not_stopped(tmp_path: Path) -> None:
@@ -147,6 +149,7 @@ def test_a_loss_that_is_not_finite_is_named() -> None:
         ({"epochs": 0, "learning_rate": 0.1}, "epochs"),
         ({"epochs": 1, "learning_rate": -0.1}, "`learning_rate` is -0.1"),
         ({"epochs": 1, "learning_rate": 0.1, "patience": 0}, "`patience` is 0"),
+        ({"epochs": 9, "learning_rate": 0.1, "patience": 4, "every": 5}, "`patience` is 4 epochs, but scores are"),
         ({"epochs": 1, "learning_rate": 0.1, "warm_up": 2}, "`warm_up` is 2 but 0 to 1"),
     ],
 )
@@ -187,3 +190,37 @@ def test_a_training_on_a_gpu_continues_as_if_it_had_not_stopped(tmp_path: Path) 
     again = fit(model, Moved(), recipe, tmp_path / "left.pt")  # dropout draws on as if it had not stopped
     assert again.scores == whole.scores
     assert again.loss == whole.loss
+
+
+def test_what_cannot_be_trained_or_chosen_is_refused() -> None:
+    class Unknown(Sums):
+        def evaluate(self, model: nn.Module) -> dict[str, float]:
+            return {"valid": math.nan, "test": 0.0}
+
+    with pytest.raises(NonFiniteError, match="The validation score is NaN in epoch 1: nothing can be chosen by it"):
+        trained(Recipe(2, 0.1), task=Unknown())
+    with pytest.raises(ConfigError, match="`task` is a Linear and `recipe` a Recipe, but a task, such as `NodeTask"):
+        fit(line(), nn.Linear(1, 1), Recipe(2, 0.1))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="`task` is a Sums and `recipe` a dict, but"):
+        fit(line(), Sums(), {"epochs": 2})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="No parameter of the Sequential requires a gradient: there is nothing to"):
+        fit(line().requires_grad_(False), Sums(), Recipe(2, 0.1))
+    with pytest.raises(ConfigError, match="There are 0 evaluations, but two or more were expected"):
+        _ = Curves().seconds_per_later_epoch
+
+
+@pytest.mark.parametrize("damage", ["half", "folder", "no best"])
+def test_damaged_checkpoints_are_named(tmp_path: Path, damage: str) -> None:
+    path, recipe = tmp_path / "one.pt", Recipe(2, 0.01)
+    trained(recipe, path)
+    if damage == "half":
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    elif damage == "folder":
+        path.unlink()
+        path.mkdir()
+    else:
+        state = torch.load(path)
+        del state["best"]
+        torch.save(state, path)
+    with pytest.raises(FileFormatError, match=r"one\.pt is no checkpoint of `fit`, or damaged\. Remove it to begin"):
+        trained(recipe, path)

@@ -145,7 +145,17 @@ def test_what_is_refused() -> None:
         ({"edge_attr": torch.full((200, 2), torch.inf)}, DataError, "Features `edge_attr` are not finite at 0"),
         ({"test_mask": None}, ConfigError, r"The graph has no `test_mask`, which says what nodes are in this part"),
         ({"valid_mask": None, "val_mask": torch.ones(N)}, ConfigError, r"no `valid_mask`.*\. Rename `val_mask`\."),
-        ({"test_mask": torch.arange(3)}, ShapeError, r"`test_mask` has shape \(3,\) and dtype torch\.int64 but \("),
+        ({"test_mask": torch.arange(3)}, ShapeError, r"`test_mask` has shape \(3,\) and dtype torch\.int64 but shape"),
+        ({"test_mask": [True]}, ShapeError, r"`test_mask` is a list but shape \(24,\) and dtype torch\.bool were"),
+        ({"y": torch.ones(9, 1)}, ShapeError, "The graph has 9 rows of `y` but 24 were expected, one for each node"),
+        ({"edge_attr": torch.ones(9, 1)}, ShapeError, "has 9 rows of `edge_attr` but 200 were expected, one for each"),
+        ({"edge_index": None}, ShapeError, "The graph: `edge_index` is a NoneType but shape"),
+        ({"edge_index": torch.zeros(200, 2)}, ShapeError, r"has shape \(200, 2\) and dtype torch\.float32 but"),
+        (
+            {"edge_index": torch.full((2, 200), -1)},
+            DataError,
+            r"has 200 edges with nodes that do not exist: 0, 1, .* The first is \[-1, -1\], and nodes are 0 to 23",
+        ),
         ({"test_mask": torch.ones(N, dtype=torch.bool)}, DataError, "16 nodes are in more than one part of the split"),
     ],
 )
@@ -157,6 +167,8 @@ def test_graphs_that_are_refused(changes: dict[str, Any], kind: type[Exception],
 def test_graphs_of_one_task_have_the_same_labels_and_split() -> None:
     data, other = graph(), graph()
     other.train_mask, other.test_mask = other.test_mask, other.train_mask
+    with pytest.raises(ConfigError, match=r"The graph is a list but a `torch_geometric\.data\.Data` was"):
+        NodeTask([data])  # type: ignore[arg-type]
     with pytest.raises(DataError, match=r"`graphs\['train'\]` has another `train_mask` than `graphs\['valid'\]`"):
         NodeTask({"train": other, "valid": data, "test": data})
     with pytest.raises(DataError, match=r"What `draw` gave has another `train_mask` than `graphs\['valid'\]`"):
@@ -168,9 +180,10 @@ def test_graphs_of_one_task_have_the_same_labels_and_split() -> None:
 def test_checkpoints_tell_tasks_apart() -> None:
     data = graph()
     assert NodeTask(data).identity() == NodeTask(data.clone()).identity()
-    others = [NodeTask(data, parts=2), NodeTask(data, test_parts=2), NodeTask(data, seed=1)]
+    others: list[NodeTask] = [NodeTask(data, draw=lambda epoch: data)]
+    others += [NodeTask(data, parts=2), NodeTask(data, test_parts=2), NodeTask(data, seed=1)]
     others += [NodeTask(graph(x=data.x + 1)), NodeTask(graph(edge_index=data.edge_index.flip(0)))]
-    assert len({task.identity() for task in [NodeTask(data), *others]}) == 6
+    assert len({task.identity() for task in [NodeTask(data), *others]}) == 7
     some = graphs([6, 7])
     distinct = [GraphTask(some, 4), GraphTask(some, 5), GraphTask(replace(some, x=some.x + 1), 4)]
     assert len({task.identity() for task in distinct}) == 3

@@ -146,7 +146,7 @@ class FishnetsAggregation(Aggregation):  # type: ignore[misc]
             ptr: Bounds of the nodes' messages, where these are grouped, shape (N + 1,).
             dim_size: Number of nodes N.
             dim: Dimension of the messages; any but the last.
-            weight: How much each message counts, not negative, shape (E,).
+            weight: How much each message counts, not negative, shape (E,); 0 removes one that is finite.
 
         Returns:
             Features of each node, shape (*, N, *, out_channels).
@@ -206,6 +206,10 @@ class FishnetsAggregation(Aggregation):  # type: ignore[misc]
         if index is None and ptr is None:
             index = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
         self._expect(x, weight, 0)
+        if ptr is not None:
+            index = None  # as in :meth:`forward`
+            if dim_size not in (None, len(ptr) - 1):
+                raise ShapeError(f"`ptr` bounds the messages of {len(ptr) - 1} nodes but `dim_size` is {dim_size}.")
         size, p = _num_groups(index, ptr, dim_size), self.num_params
         rows, group = self.encode(x), _index(index, ptr, x.shape[0])
         if group.numel() and int(group.max()) >= size:
@@ -311,6 +315,8 @@ def _expect_index(index: Tensor, num_messages: int) -> None:
             f"`index` has shape {tuple(index.shape)} but there are {num_messages} messages, each with one node; give "
             "messages, such as `x[edge_index[0]]`, not nodes."
         )
+    if index.is_floating_point() or index.dtype == torch.bool:
+        raise DataError(f"`index` is {index.dtype} but whole numbers, the node of each message, were expected.")
 
 
 def _index(index: Tensor | None, ptr: Tensor | None, num_messages: int) -> Tensor:

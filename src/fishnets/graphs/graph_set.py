@@ -111,7 +111,7 @@ class GraphSet:
             ([[1, 2, 0], [0, 0, 1]], [8, 9, 7])
         """
         node_ptr, edge_ptr = (offsets_from_sizes(sizes.cpu()) for sizes in (num_nodes, num_edges))
-        on_cpu = {name: graphs.cpu() for name, graphs in parts.items()}
+        on_cpu = {name: torch.as_tensor(graphs).cpu() for name, graphs in parts.items()}
         graphs = GraphSet(x, edge_index, edge_attr, y, node_ptr, edge_ptr, on_cpu)
         order = graphs._order_of_targets()
         return replace(
@@ -138,6 +138,10 @@ class GraphSet:
             missing = [name for name in ("x", "edge_index", "y") if graph.get(name) is None]
             if missing:
                 raise DataError(f"`graphs[{i}]` has no {', '.join(f'`{name}`' for name in missing)}.")
+            if graph.edge_index.ndim != 2 or len(graph.edge_index) != 2 or graph.edge_index.dtype != torch.int64:
+                raise ShapeError(
+                    f"`graphs[{i}].edge_index` {_found(graph.edge_index)} but (2, E) and torch.int64 were expected."
+                )
             num_edges = graph.edge_index.shape[1]
             if graph.edge_attr is not None and len(graph.edge_attr) != num_edges:
                 raise ShapeError(

@@ -55,14 +55,15 @@ def tasks_scored(labels: Mapping[str, Tensor], score: Score) -> dict[str, int]:
     return count
 
 
-def expect_outputs(logits: Tensor, outputs: int, score: Score) -> None:
-    """Raises :class:`ShapeError` unless a network gave an output for each task, or for each class at least."""
-    enough = logits.ndim == 2 and (logits.shape[1] == outputs if score == "rocauc" else logits.shape[1] >= outputs)
-    if not enough:
+def expect_outputs(logits: Tensor, rows: int, outputs: int, score: Score, pooled: bool = False) -> None:
+    """Raises :class:`ShapeError` unless a network gave each row an output for each task, or for each class at least."""
+    fits = logits.ndim == 2 and len(logits) == rows
+    if not fits or not (logits.shape[1] == outputs if score == "rocauc" else logits.shape[1] >= outputs):
         what = "task" if score == "rocauc" else "class"
+        hint = ' A network for graphs pools their nodes: `DeeperGCN(..., pool="mean")`.' if pooled and not fits else ""
         raise ShapeError(
-            f"The network gives outputs of shape {tuple(logits.shape)} but the labels ask for (n, {outputs}), one for "
-            f"each {what}."
+            f"The network gives outputs of shape {tuple(logits.shape)} but the labels ask for ({rows}, {outputs}), one "
+            f"for each {what}.{hint}"
         )
 
 

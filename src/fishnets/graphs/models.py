@@ -176,6 +176,9 @@ class DeeperGCN(nn.Module):
         self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None, batch: Tensor | None, species: Tensor | None
     ) -> None:
         expect_last_dim("x", x, self.node_dim)
+        _expect_precision("x", x, self.node_encoder)
+        if edge_attr is not None and isinstance(self.edge_encoder, nn.Linear):
+            _expect_precision("edge_attr", edge_attr, self.edge_encoder)
         _expect_given("edge_attr", edge_attr, "edge_dim", self.edge_dim)
         _expect_given("species", species, "one_hot", self.one_hot)
         if edge_attr is not None and self.edge_dim is not None:
@@ -218,6 +221,8 @@ class CategoryEncoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Vectors (n, width) of rows of categories (n, number of categories)."""
+        if x.is_floating_point():
+            raise DataError(f"Categories are {x.dtype} but whole numbers were expected, such as torch.int64.")
         if not torch.compiler.is_compiling() and not x.is_cuda:
             limits = torch.tensor(self.sizes)
             if bool(((x < 0) | (x >= limits)).any()):
@@ -299,6 +304,16 @@ def _repeat(make: Callable[[], Aggregation], count: int, shared: bool) -> list[A
     if len({id(aggregation) for aggregation in made}) < count:
         raise ConfigError("`aggregation` returned one instance twice. To share it, set `share_aggregation=True`.")
     return made
+
+
+def _expect_precision(name: str, features: Tensor, encoder: nn.Module) -> None:
+    if isinstance(encoder, nn.Linear) and not torch.is_autocast_enabled(features.device.type):
+        precision = encoder.weight.dtype
+        if features.dtype != precision:
+            raise DataError(
+                f"`{name}` is {features.dtype} but the network is {precision}: give `{name}.to({precision})`, or "
+                "convert the network."
+            )
 
 
 def _expect_given(name: str, tensor: Tensor | None, knob: str, size: int | None) -> None:

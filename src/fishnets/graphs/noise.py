@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from fishnets.errors import ConfigError, DataError
+from fishnets.errors import ConfigError, DataError, ShapeError, describe_rows
 from fishnets.graphs.datasets import sum_of_edges
 
 if TYPE_CHECKING:
@@ -34,7 +34,9 @@ class EdgeNoise:
     """Draws noisy versions of a graph.
 
     Args:
-        data: A graph of N nodes with ``edge_index`` (2, E) and ``edge_attr`` (E, d), scores between 0 and 1.
+        data: A graph of N nodes with ``edge_index`` (2, E) and ``edge_attr`` (E, d), scores between 0 and 1. Edges
+            between the same two nodes are one measurement, in either direction and however often they are listed,
+            unless their scores differ: those of other scores are others.
         published: Whether to measure as the paper's code does.
 
     Example:
@@ -48,11 +50,16 @@ class EdgeNoise:
 
     def __init__(self, data: Data, published: bool = False) -> None:
         score = data.edge_attr
-        if score is None or score.ndim != 2 or not bool(((score >= 0) & (score <= 1)).all()):
-            given = "none" if score is None else f"shape {tuple(score.shape)}"
+        shape = None if score is None else tuple(score.shape)
+        if shape is None or len(shape) != 2 or shape[0] != data.edge_index.shape[1]:
+            raise ShapeError(
+                f"`edge_attr` has shape {shape} but scores of shape ({data.edge_index.shape[1]}, d) were expected."
+            )
+        strange = score[~((score >= 0) & (score <= 1))]
+        if len(strange):
             raise DataError(
-                f"`edge_attr` is {given} but scores between 0 and 1 of shape (E, d) were expected: they are the "
-                "probabilities of counts."
+                f"`edge_attr` holds {describe_rows(strange.tolist())} but scores between 0 and 1 were expected: they "
+                "are the probabilities of counts."
             )
         self.data, self.published = data, published
         ends = data.edge_index.sort(dim=0).values  # the same for both directions

@@ -19,7 +19,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from fishnets.errors import CheckpointError, ConfigError, FileFormatError, NonFiniteLossError, expect_positive
+from fishnets.errors import (
+    CheckpointError,
+    ConfigError,
+    FileFormatError,
+    NonFiniteError,
+    NonFiniteLossError,
+    expect_positive,
+)
 from fishnets.ops.replay import ReplayedStep, own_stream
 
 __all__ = ["Curves", "Recipe", "Task", "fit"]
@@ -57,6 +64,11 @@ class Recipe:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"`{name}` is {value} but a positive number was expected.")
+        if self.patience is not None and self.patience < self.every:
+            raise ConfigError(
+                f"`patience` is {self.patience} epochs, but scores are known every {self.every} epochs: at least as "
+                "many were expected."
+            )
         if not 0 <= self.warm_up <= self.epochs:
             raise ConfigError(f"`warm_up` is {self.warm_up} but 0 to {self.epochs} epochs were expected.")
 
@@ -104,7 +116,9 @@ class Curves:
 
     @property
     def seconds_per_later_epoch(self) -> float:
-        """Mean between the first evaluation and the last, of two or more: without what is loaded before the first."""
+        """Mean between the first evaluation and the last: without what is loaded before the first."""
+        if len(self.epochs) < 2:
+            raise ConfigError(f"There are {len(self.epochs)} evaluations, but two or more were expected.")
         return (self.seconds[-1] - self.seconds[0]) / (self.epochs[-1] - self.epochs[0])
 
     def at_best(self, name: str) -> float:
@@ -116,6 +130,8 @@ class Curves:
         if "valid" not in scores or (self.scores and set(scores) != set(self.scores)):
             expected = sorted(self.scores) or '"valid" among them'
             raise ConfigError(f"`evaluate` returned the scores {sorted(scores)} but {expected} was expected.")
+        if math.isnan(scores["valid"]):
+            raise NonFiniteError(f"The validation score is NaN in epoch {epoch}: nothing can be chosen by it.")
         self.epochs.append(epoch)
         self.seconds.append(seconds)
         self.loss.append(loss)
@@ -150,8 +166,9 @@ def fit(model: nn.Module, task: Task, recipe: Recipe, checkpoint: str | Path | N
         model: What is trained: in training mode for losses, in evaluation mode, without gradients, for scores.
         task: What for.
         recipe: How.
-        checkpoint: File in which training is kept at every evaluation, and from which it continues; one for each run,
-            since that of another network, task or recipe is refused.
+        checkpoint: File in which training is kept at every evaluation, and from which it continues. One for each run,
+            named by its seed too: that of another network, task or recipe is refused, but not that of other initial
+            weights, which it replaces.
 
     Returns:
         The curves.
@@ -167,6 +184,13 @@ def fit(model: nn.Module, task: Task, recipe: Recipe, checkpoint: str | Path | N
         >>> curves.epochs_to_best, len(curves.loss)
         (100, 10)
     """
+    if not callable(getattr(task, "losses", None)) or not isinstance(recipe, Recipe):
+        raise ConfigError(
+            f"`task` is a {type(task).__name__} and `recipe` a {type(recipe).__name__}, but a task, such as "
+            "`NodeTask(graph)` or `GraphTask(graphs, batch_size)`, and a `Recipe` were expected."
+        )
+    if not any(weight.requires_grad for weight in model.parameters()):
+        raise ConfigError(f"No parameter of the {type(model).__name__} requires a gradient: there is nothing to train.")
     training = _Training(model, task, recipe, None if checkpoint is None else Path(checkpoint))
     try:
         with nullcontext() if training.still is None else own_stream(training.device):
@@ -212,7 +236,7 @@ class _Training:
     @property
     def done(self) -> bool:
         """Whether the last epoch is over, or the validation score has not improved for too long."""
-        waited = self.epoch - self.curves.epochs_to_best if self.curves.epochs else 0
+        waited = self.curves.epochs[-1] - self.curves.epochs_to_best if self.curves.epochs else 0
         return self.epoch >= self.recipe.epochs or (self.recipe.patience is not None and waited >= self.recipe.patience)
 
     def run_epoch(self, task: Task) -> None:
@@ -295,7 +319,9 @@ class _Training:
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
             identity = {what: list(state["identity"][what]) for what in self.identity}
-        except (RuntimeError, EOFError, KeyError, TypeError, IndexError, UnpicklingError) as error:
+            curves, (epoch, seconds) = Curves(**state["curves"]), state["progress"]
+            saved = [state[name] for name in ("model", "optimizer", "best", "random", "random_cuda")]
+        except (RuntimeError, OSError, EOFError, LookupError, TypeError, ValueError, UnpicklingError) as error:
             raise FileFormatError(f"{path} is no checkpoint of `fit`, or damaged. Remove it to begin anew.") from error
         for what, expected in self.identity.items():
             for found, wanted in zip_longest(identity[what], expected, fillvalue="nothing"):
@@ -304,15 +330,15 @@ class _Training:
                         f"{path} is of another {what}: it has {found} where {wanted} was asked for. Name another file, "
                         "one for each run, or remove this one to begin anew."
                     )
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        model, optimizer, self.best, random, random_cuda = saved
+        self.model.load_state_dict(model)
+        self.optimizer.load_state_dict(optimizer)
         for group in self.optimizer.param_groups:  # where training goes on now, not where it was
             group["capturable"] = self.replay is not None
-        self.best, self.curves = state["best"], Curves(**state["curves"])
-        self.epoch, self.seconds = state["progress"]
-        torch.set_rng_state(state["random"].cpu())
-        if state["random_cuda"] is not None:
-            torch.cuda.set_rng_state(state["random_cuda"].cpu(), self.device)
+        self.curves, self.epoch, self.seconds = curves, epoch, seconds
+        torch.set_rng_state(random.cpu())
+        if random_cuda is not None:
+            torch.cuda.set_rng_state(random_cuda.cpu(), self.device)
 
 
 def _described(model: nn.Module) -> Iterator[str]:

@@ -14,7 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from fishnets.arrays import fingerprint
-from fishnets.errors import ConfigError, DataError, ShapeError, describe_rows, expect_finite, expect_positive
+from fishnets.errors import ConfigError, DataError, expect_positive
+from fishnets.graphs.labelled import (
+    LABELS,
+    PARTS,
+    expect_apart,
+    expect_finite_features,
+    expect_graph,
+    expect_same_labels,
+)
 from fishnets.graphs.labels import Score, expect_outputs, label_loss, label_score, num_outputs, tasks_scored
 from fishnets.ops.memory import remembered
 
@@ -25,9 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GraphTask", "NodeTask", "StillLoss", "random_parts"]
 
-PARTS = ("train", "valid", "test")
 FEATURES = ("x", "edge_index", "edge_attr", "species")
-LABELS = ("y", "train_mask", "valid_mask", "test_mask")
 
 
 def random_parts(num_nodes: int, num_parts: int, generator: torch.Generator) -> list[Tensor]:
@@ -84,8 +90,8 @@ class NodeTask:
             raise ConfigError(f"`graphs` has none for {sorted(missing)}; train, valid and test were expected.")
         self.labelled = self.graphs["valid"]
         for part, graph in self.graphs.items():
-            _expect_graph(graph)
-            _expect_same_labels(f"`graphs[{part!r}]`", graph, self.labelled)
+            expect_graph(f"`graphs[{part!r}]`" if isinstance(graphs, Mapping) else "The graph", graph)
+            expect_same_labels(f"`graphs[{part!r}]`", graph, self.labelled)
         self.outputs = num_outputs({part: self.labelled.y[self.labelled[f"{part}_mask"]] for part in PARTS}, score)
         self.score, self.parts, self.test_parts, self.seed, self.draw = score, parts, test_parts, seed, draw
         self.random_test_parts = random_test_parts
@@ -108,7 +114,7 @@ class NodeTask:
         if self.draw is None:
             return self.graphs["train"]
         drawn = self.draw(epoch)
-        _expect_same_labels("What `draw` gave", drawn, self.labelled)
+        expect_same_labels("What `draw` gave", drawn, self.labelled)
         return drawn
 
     def whole_loss(self, model: Any, graph: Data) -> Tensor:
@@ -141,14 +147,14 @@ class NodeTask:
         """A hash of what tells this task from others: its graphs with labels and split, parts, score and seed."""
         distinct = {id(graph): graph for graph in self.graphs.values()}.values()
         held = {f"{i}/{name}": graph.get(name) for i, graph in enumerate(distinct) for name in (*FEATURES, *LABELS)}
-        numbers = torch.tensor([self.parts, self.test_parts, self.random_test_parts, self.seed])
+        numbers = torch.tensor([self.parts, self.test_parts, self.random_test_parts, self.seed, self.draw is not None])
         return f"{self.score}, {fingerprint(numbers=numbers, **held)}"
 
     def predict(self, model: Any, graph: Data) -> Tensor:
         """Logits (N, tasks) of the nodes of a graph, or of a part of one."""
         more = {"species": graph.species} if "species" in graph else {}
         logits: Tensor = model(graph.x, graph.edge_index, graph.edge_attr, **more)
-        expect_outputs(logits, self.outputs, self.score)
+        expect_outputs(logits, graph.num_nodes, self.outputs, self.score)
         return logits
 
     def _whole(self, model: Any, graph: Data) -> Tensor:
@@ -246,9 +252,9 @@ class GraphTask:
             )
         for part in PARTS:
             if not len(graphs.parts.get(part, ())):
-                raise DataError(f"No graph is in the part {part!r} of the split.")
-        _expect_apart(torch.cat([graphs.parts[part].unique() for part in PARTS]).bincount(), "graphs")
-        _expect_finite_features(graphs)
+                raise DataError(f"No graph is in the part {part!r} of the split, which has {sorted(graphs.parts)}.")
+        expect_apart(torch.cat([graphs.parts[part].unique() for part in PARTS]).bincount(), "graphs")
+        expect_finite_features(graphs)
         self.graphs, self.batch_size, self.test_batch_size = graphs, batch_size, test_batch_size
         self.score, self.seed = score, seed
         self.outputs = num_outputs({part: self._labels(part) for part in PARTS}, score)
@@ -286,68 +292,5 @@ class GraphTask:
 
     def _predict(self, model: Any, batch: Data) -> Tensor:
         logits: Tensor = model(batch.x, batch.edge_index, batch.edge_attr, batch.batch, batch_size=batch.num_graphs)
-        expect_outputs(logits, self.outputs, self.score)
+        expect_outputs(logits, batch.num_graphs, self.outputs, self.score, pooled=True)
         return logits
-
-
-def _expect_graph(graph: Data) -> None:
-    """Raises unless a graph has finite features, labels, and three masks that share no node."""
-    if graph.x is None:
-        raise ConfigError(
-            "The graph has no features `x`. Where edges have some, `graph.x = sum_of_edges(graph)` makes them, as for "
-            "ogbn-proteins."
-        )
-    if graph.y is None:
-        raise ConfigError("The graph has no labels `y`.")
-    _expect_finite_features(graph)
-    seen = torch.zeros(graph.num_nodes, dtype=torch.int64, device=graph.y.device)
-    for part in PARTS:
-        mask = graph.get(f"{part}_mask")
-        if mask is None:
-            known = " Rename `val_mask`." if part == "valid" and "val_mask" in graph else ""
-            raise ConfigError(
-                f"The graph has no `{part}_mask`, which says what nodes are in this part of the split.{known}"
-            )
-        if mask.dtype != torch.bool or mask.shape != (graph.num_nodes,):
-            raise ShapeError(
-                f"`{part}_mask` has shape {tuple(mask.shape)} and dtype {mask.dtype} but ({graph.num_nodes},) and "
-                "torch.bool were expected. For nodes by number: `mask = torch.zeros(num_nodes, dtype=torch.bool)`, "
-                "then `mask[nodes] = True`."
-            )
-        if not bool(mask.any()):
-            raise DataError(f"No node is in the part {part!r} of the split.")
-        seen += mask
-    _expect_apart(seen, "nodes")
-
-
-def _expect_finite_features(graph: Data | GraphSet) -> None:
-    for name in ("x", "edge_attr"):
-        features = getattr(graph, name)
-        if features is not None:
-            expect_finite(f"Features `{name}`", features.flatten(1) if features.ndim > 1 else features.unsqueeze(1))
-
-
-def _expect_apart(counts: Tensor, what: str) -> None:
-    """Raises unless none is counted in two parts."""
-    shared = (counts > 1).nonzero().flatten().tolist()
-    if shared:
-        raise DataError(
-            f"{len(shared)} {what} are in more than one part of the split, but each was expected in one at most: "
-            f"{describe_rows(shared)}."
-        )
-
-
-def _expect_same_labels(which: str, graph: Data, labelled: Data) -> None:
-    """Raises unless a graph has the labels and the split of another, which costs nothing where it shares them."""
-    for name in LABELS:
-        one, other = graph.get(name), labelled[name]
-        if one is not other and not (one is not None and _equal(one, other)):
-            raise DataError(
-                f"{which} has another `{name}` than `graphs['valid']`, but graphs of one task were expected to differ "
-                "in features and edges alone, and to have the same nodes, labels and split."
-            )
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors hold the same, unknown labels included."""
-    return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())

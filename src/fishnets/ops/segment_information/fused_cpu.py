@@ -185,7 +185,12 @@ def run_ranges(kernel: Callable[..., Any], num_batches: int, bounds: Tensor, ten
 
     def work() -> None:
         for n, (first, last) in ranges:
-            found[n] = kernel(*arrays, first, last)
+            try:
+                found[n] = kernel(*arrays, first, last)
+            except SystemError as error:
+                if isinstance(error.__cause__, KeyboardInterrupt):  # the user's, inside of a kernel
+                    raise KeyboardInterrupt from error
+                raise
 
     helpers = [_pool(os.getpid()).submit(work) for _ in range(num_threads - 1)]
     work()

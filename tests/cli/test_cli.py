@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,20 @@ def test_reproduce_records_and_refuses_to_overwrite(tmp_path: Path) -> None:
     again = fishnets("reproduce", "linear-scaling", *SMALL, "--protocol", "published", cwd=tmp_path)
     assert again.returncode == 1
     assert "exists. Give --overwrite" in again.stderr
+
+
+def test_an_interrupted_run_says_where_it_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(EXPERIMENTS, "saturation", replace(EXPERIMENTS["saturation"], run=interrupted))
+    done = CliRunner().invoke(app, ["reproduce", "saturation", *SMALL, "--out", str(tmp_path / "out")])
+    assert done.exit_code == 130
+    assert "smoke-clean-cpu-seed0: the same command continues from there." in done.stderr
+    (tmp_path / "file").touch()
+    done = CliRunner().invoke(app, ["reproduce", "saturation", *SMALL, "--out", str(tmp_path / "file")])
+    with pytest.raises(ConfigError, match=r"--out names .*file, which is a file; a folder was expected"):
+        raise done.exception or AssertionError
 
 
 def test_a_dry_run_prints_the_config_and_writes_nothing(tmp_path: Path) -> None:

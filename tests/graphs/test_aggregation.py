@@ -309,6 +309,16 @@ def test_inspect_takes_what_forward_takes(make, x, index, ptr, close) -> None:
     assert aggregation.inspect(x[:0], index[:0]).estimate.shape == (0, PARAMS)
 
 
+def test_groups_that_are_no_numbers_or_contradict_are_refused(make, x, index, ptr, close) -> None:
+    aggregation = make()
+    for call in (aggregation, aggregation.inspect):
+        with pytest.raises(DataError, match=r"`index` is torch\.float32 but whole numbers, the node of each message"):
+            call(x, index.float())
+    close(aggregation.inspect(x, index.flip(0), ptr).estimate, aggregation.inspect(x, ptr=ptr).estimate)
+    with pytest.raises(ShapeError, match=f"`ptr` bounds the messages of {NODES} nodes but `dim_size` is 99"):
+        aggregation.inspect(x, ptr=ptr, dim_size=99)
+
+
 # Invariance and determinism
 
 

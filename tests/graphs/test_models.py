@@ -399,6 +399,8 @@ def test_wrong_inputs_are_named(graph: Graph) -> None:
         (full, {"species": species + 3702}, DataError, r"others than the numbers 0 to 4.*torch\.unique\(species"),
         (full, {"species": species - 5}, DataError, "others than the numbers 0 to 4"),
         (full, {"species": species + 0.5}, DataError, "others than the numbers 0 to 4"),
+        (full, {"x": x.half()}, DataError, r"`x` is torch\.float16 but the network is .*: give `x\.to\("),
+        (full, {"edge_attr": edge_attr.half()}, DataError, r"`edge_attr` is torch\.float16 but the network is"),
     ]
     for model, changes, error, message in wrong:
         with pytest.raises(error, match=message):
@@ -417,6 +419,8 @@ def test_categories_are_looked_up_and_added(graph: Graph) -> None:
     assert by_layer(kinds, graph.edge_index, bonds).shape == (len(kinds), 2)
     with pytest.raises(DataError, match=r"Category 1 runs from 0 to 3 but 0 to 2 was expected"):
         model(torch.tensor([[0, 3], [1, 0]]), graph.edge_index[:, :0], bonds[:0])
+    with pytest.raises(DataError, match=r"Categories are torch\.float32 but whole numbers were expected"):
+        model(kinds.float(), graph.edge_index, bonds)
 
 
 def test_the_last_activation_may_be_left_out(graph: Graph) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from fishnets.errors import ConfigError, DataError
+from fishnets.errors import ConfigError, DataError, ShapeError
 from fishnets.graphs.datasets import sum_of_edges
 from fishnets.graphs.noise import EdgeNoise
 
@@ -85,8 +85,11 @@ def test_what_is_refused() -> None:
     data = graph()
     with pytest.raises(ConfigError, match=r"`law` is 'valid' but one of \['train', 'test'\]"):
         EdgeNoise(data).draw("valid", seeded(0))
-    data.edge_attr = data.edge_attr + 1
-    with pytest.raises(DataError, match="scores between 0 and 1"):
+    data.edge_attr[0, 0] = 1.5
+    with pytest.raises(DataError, match=r"`edge_attr` holds 1\.5 but scores between 0 and 1 were expected"):
+        EdgeNoise(data)
+    data.edge_attr = data.edge_attr[:3]
+    with pytest.raises(ShapeError, match=rf"`edge_attr` has shape \(3, 3\) but scores of shape \({2 * EDGES}, d\)"):
         EdgeNoise(data)
 
 

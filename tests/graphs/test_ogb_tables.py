@@ -288,3 +288,14 @@ def test_each_edge_is_followed_by_its_reverse():
 def test_a_blank_line_is_an_unknown_label_of_a_single_task_alone(tmp_path):
     assert len(tables(tmp_path / "one", {"raw/it": "1\n\n0\n"}).labels("raw/it", 3, "node")) == 3
     assert len(tables(tmp_path / "two", {"raw/it": "1,0\n0,1\n\n"}).labels("raw/it", 2, "node")) == 2
+
+
+def test_labels_are_as_many_as_the_tasks_that_meta_gives(tmp_path):
+    found = tables(tmp_path, {"raw/it": "1,0,\n0,1,\n"}, meta={"num tasks": "2"})
+    with pytest.raises(DataError, match=r'it\.csv\.gz has 3 columns but .*meta\.json gives "num tasks" as 2'):
+        found.labels("raw/it", 2, "node")
+
+
+def test_numbers_too_large_to_be_told_apart_are_refused(tmp_path):
+    with pytest.raises(FileFormatError, match=r"row 2, is .* but whole numbers up to 2\^53 were"):
+        one(tmp_path, "1\n1e30\n").whole_numbers("raw/it", 1)

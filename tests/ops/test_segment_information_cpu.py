@@ -273,3 +273,17 @@ def test_obstacle_says_what_to_install(monkeypatch):
 def test_importing_does_not_need_numba():
     code = "import sys; sys.modules['numba'] = None; import fishnets.ops.segment_information.fused_cpu"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_an_interrupt_inside_of_a_kernel_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise SystemError("returned a result with an exception set") from KeyboardInterrupt()
+
+    with pytest.raises(KeyboardInterrupt):
+        fused_cpu.run_ranges(interrupted, 1, torch.tensor([0, 5]), [])
+
+    def broken(*_: object) -> None:
+        raise SystemError("something else")
+
+    with pytest.raises(SystemError, match="something else"):
+        fused_cpu.run_ranges(broken, 1, torch.tensor([0, 5]), [])

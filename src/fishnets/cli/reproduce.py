@@ -76,10 +76,16 @@ def reproduce(
     if dry_run:
         print(json.dumps(config.to_dict(), indent=1))
         return
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out names {out}, which is a file; a folder was expected.")
     hardware = hardware_name(where)
     refuse_overwrite(out / name / f"{preset}-{protocol}-{hardware}.json", overwrite)
     checkpoints = out / name / "checkpoints" / f"{preset}-{protocol}-{where}-seed{seed}"
-    result = experiment.run(config, checkpoints)
+    try:
+        result = experiment.run(config, checkpoints)
+    except KeyboardInterrupt:
+        say(f"Interrupted. What is finished is in {checkpoints}: the same command continues from there.")
+        raise typer.Exit(130) from None
     record = Record(
         name, preset, protocol, command_line(data), config.to_dict(), [seed], versions(), hardware, result.seconds,
         result.metrics,

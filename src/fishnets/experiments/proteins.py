@@ -211,7 +211,8 @@ def task_of(config: Config, name: str, seed: int = 0) -> Any:
         if "node_species" not in data:
             raise DataError(
                 f"`{config.table.name}` says nothing about species, which the networks of Table 1 read: a file "
-                "raw/node_species.csv.gz, as ogbn-proteins has it, was expected."
+                "raw/node_species.csv.gz, as ogbn-proteins has it, was expected. The experiments proteins-focus and "
+                "yeast need none."
             )
         data.species = torch.unique(data.node_species, return_inverse=True)[1].flatten()
     if config.protocol != "clean":

@@ -98,11 +98,12 @@ class Tables:
         path, table = self.path(name), self.table(name, np.float64)
         if len(table) and table.shape[1] != columns:
             raise FileFormatError(f"{path} has {table.shape[1]} columns but {columns} were expected. {self.layout}.")
-        broken = np.flatnonzero(~_is_whole(table).all(1))
-        if broken.size:
-            raise FileFormatError(
-                f"{path}, row {broken[0] + 1}, is {table[broken[0]]} but whole numbers were expected."
-            )
+        for expected, fits in {"": _is_whole(table), " up to 2^53": np.abs(table) <= 2**53}.items():
+            broken = np.flatnonzero(~fits.all(1))
+            if broken.size:
+                raise FileFormatError(
+                    f"{path}, row {broken[0] + 1}, is {table[broken[0]]} but whole numbers{expected} were expected."
+                )
         return table.astype(np.int64).reshape(-1, columns)
 
     def features(self, name: str, num_rows: int, owner: str, dtype: type[np.floating[Any]] = np.float32) -> Tensor:
@@ -127,8 +128,13 @@ class Tables:
 
     def labels(self, name: str, num_rows: int, owner: str) -> Tensor:
         """Labels (rows, columns): int64 where all are whole, else float32 with NaN for the unknown."""
-        table = self.table(name, np.float64, blank_rows=True)
-        expect_rows(self.path(name), table, num_rows, owner)
+        path, table, tasks = self.path(name), self.table(name, np.float64, blank_rows=True), self.meta.get("num tasks")
+        expect_rows(path, table, num_rows, owner)
+        if tasks is not None and len(table) and str(tasks) != str(table.shape[1]):
+            raise DataError(
+                f'{path} has {table.shape[1]} columns but {self.root / "meta.json"} gives "num tasks" as {tasks}, one '
+                "column for each task."
+            )
         return whole_or_float32(torch.from_numpy(table))
 
     def split(self) -> str:

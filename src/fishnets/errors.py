@@ -12,6 +12,7 @@ from typing import Any
 __all__ = [
     "BackendUnavailableError",
     "CheckpointError",
+    "CheckpointWarning",
     "ConfigError",
     "ConvergenceWarning",
     "DataError",
@@ -88,6 +89,10 @@ class MissingExtraError(FishnetsError, ImportError):
         super().__init__(
             f"{purpose} needs `{package}`, which is not installed. Install it with `pip install 'fishnets[{extra}]'`."
         )
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint was begun with other initial weights than were given now."""
 
 
 class ConvergenceWarning(UserWarning):

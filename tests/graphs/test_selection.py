@@ -11,7 +11,14 @@ import torch
 from tests.graphs.layers import seeded  # noqa: F401 a fixture
 from torch import Tensor, nn
 
-from fishnets.errors import CheckpointError, ConfigError, FileFormatError, NonFiniteError, NonFiniteLossError
+from fishnets.errors import (
+    CheckpointError,
+    CheckpointWarning,
+    ConfigError,
+    FileFormatError,
+    NonFiniteError,
+    NonFiniteLossError,
+)
 from fishnets.graphs.selection import Curves, Recipe, fit
 
 
@@ -224,3 +231,12 @@ def test_damaged_checkpoints_are_named(tmp_path: Path, damage: str) -> None:
         torch.save(state, path)
     with pytest.raises(FileFormatError, match=r"one\.pt is no checkpoint of `fit`, or damaged\. Remove it to begin"):
         trained(recipe, path)
+
+
+def test_a_checkpoint_of_another_seed_is_warned_about(tmp_path: Path) -> None:
+    path, recipe = tmp_path / "one.pt", Recipe(2, 0.01)
+    wanted = trained(recipe, path)[1]
+    torch.manual_seed(1)
+    other = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.2), nn.Linear(4, 1))
+    with pytest.warns(CheckpointWarning, match=r"one\.pt was begun with other initial weights and takes the place of"):
+        assert fit(other, Sums(), recipe, path).loss == wanted.loss

@@ -70,7 +70,7 @@ def read_node_dataset(root: str | Path) -> Data:
     data.y = tables.labels("raw/node-label", num_nodes, "node")
     for path in sorted(tables.root.glob("raw/node_*.csv.gz")):
         name = path.name.removesuffix(".csv.gz")
-        data[name] = tables.labels(f"raw/{name}", num_nodes, "node")
+        data[name] = tables.numbers(f"raw/{name}", num_nodes, "node")
     for part, nodes in tables.parts(num_nodes, "node").items():
         data[f"{part}_mask"] = torch.zeros(num_nodes, dtype=torch.bool)
         data[f"{part}_mask"][torch.from_numpy(nodes)] = True

@@ -127,14 +127,19 @@ class Tables:
         return self.features(name, num_rows, owner, dtype)
 
     def labels(self, name: str, num_rows: int, owner: str) -> Tensor:
-        """Labels (rows, columns): int64 where all are whole, else float32 with NaN for the unknown."""
-        path, table, tasks = self.path(name), self.table(name, np.float64, blank_rows=True), self.meta.get("num tasks")
-        expect_rows(path, table, num_rows, owner)
-        if tasks is not None and len(table) and str(tasks) != str(table.shape[1]):
+        """Labels (rows, tasks), as many as ``meta.json`` says, as :meth:`numbers`."""
+        labels, tasks = self.numbers(name, num_rows, owner), self.meta.get("num tasks")
+        if tasks is not None and len(labels) and str(tasks) != str(labels.shape[1]):
             raise DataError(
-                f'{path} has {table.shape[1]} columns but {self.root / "meta.json"} gives "num tasks" as {tasks}, one '
-                "column for each task."
+                f'{self.path(name)} has {labels.shape[1]} columns but {self.root / "meta.json"} gives "num tasks" as '
+                f"{tasks}, one column for each task."
             )
+        return labels
+
+    def numbers(self, name: str, num_rows: int, owner: str) -> Tensor:
+        """What is known of nodes or graphs (rows, columns): int64 if all are whole, else float32, NaN if unknown."""
+        path, table = self.path(name), self.table(name, np.float64, blank_rows=True)
+        expect_rows(path, table, num_rows, owner)
         return whole_or_float32(torch.from_numpy(table))
 
     def split(self) -> str:

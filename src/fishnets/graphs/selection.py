@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -19,8 +20,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from fishnets.arrays import fingerprint
 from fishnets.errors import (
     CheckpointError,
+    CheckpointWarning,
     ConfigError,
     FileFormatError,
     NonFiniteError,
@@ -167,8 +170,8 @@ def fit(model: nn.Module, task: Task, recipe: Recipe, checkpoint: str | Path | N
         task: What for.
         recipe: How.
         checkpoint: File in which training is kept at every evaluation, and from which it continues. One for each run,
-            named by its seed too: that of another network, task or recipe is refused, but not that of other initial
-            weights, which it replaces.
+            named by its seed too: that of another network, task or recipe is refused. One of other initial weights
+            takes their place, with a :class:`~fishnets.errors.CheckpointWarning`.
 
     Returns:
         The curves.
@@ -230,6 +233,7 @@ class _Training:
                 "network": list(_described(model)),
                 "task": [getattr(task, "identity", lambda: "")()],
             }
+            self.start = fingerprint(**model.state_dict())
             if checkpoint.exists():
                 self._restore(checkpoint)
 
@@ -302,6 +306,7 @@ class _Training:
     def _save(self, path: Path) -> None:
         state = {
             "identity": self.identity,
+            "start": self.start,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "best": self.best,
@@ -321,6 +326,7 @@ class _Training:
             identity = {what: list(state["identity"][what]) for what in self.identity}
             curves, (epoch, seconds) = Curves(**state["curves"]), state["progress"]
             saved = [state[name] for name in ("model", "optimizer", "best", "random", "random_cuda")]
+            start = state["start"]
         except (RuntimeError, OSError, EOFError, LookupError, TypeError, ValueError, UnpicklingError) as error:
             raise FileFormatError(f"{path} is no checkpoint of `fit`, or damaged. Remove it to begin anew.") from error
         for what, expected in self.identity.items():
@@ -330,6 +336,13 @@ class _Training:
                         f"{path} is of another {what}: it has {found} where {wanted} was asked for. Name another file, "
                         "one for each run, or remove this one to begin anew."
                     )
+        if start != self.start:
+            warnings.warn(
+                f"{path} was begun with other initial weights and takes the place of those given. If it is of another "
+                "seed, name another file, one for each run.",
+                CheckpointWarning,
+                stacklevel=4,
+            )
         model, optimizer, self.best, random, random_cuda = saved
         self.model.load_state_dict(model)
         self.optimizer.load_state_dict(optimizer)

@@ -32,6 +32,7 @@ from torch_geometric.nn.inits import reset
 from torch_geometric.nn.resolver import aggregation_resolver
 
 from fishnets.errors import ConfigError, DataError, ShapeError, expect_last_dim, expect_positive
+from fishnets.graphs.dropout import Dropout
 from fishnets.graphs.softmax import SoftmaxAggregation
 from fishnets.ops.memory import remembered
 
@@ -114,6 +115,7 @@ class DeeperGCN(nn.Module):
         self.node_dim = _width("node_dim", node_dim)
         self.edge_dim = None if edge_dim is None else _width("edge_dim", edge_dim)
         self.one_hot, self.dropout, self.last_activation = one_hot, dropout, last_activation
+        self.drop = Dropout(dropout)
         self.species_encoder = None if one_hot is None else nn.Linear(one_hot, one_hot)
         self.node_encoder = _encoder(node_dim if one_hot is None else node_dim + one_hot, hidden)  # type: ignore[operator]
         by_layer = encode_edges == "each layer"
@@ -125,8 +127,9 @@ class DeeperGCN(nn.Module):
             conv = GENConv(hidden, hidden, aggregate, norm=norm, num_layers=mlp_layers, bias=bias)
             if by_layer and edge_dim is not None:
                 conv = _EdgeEncodingConv(conv, _encoder(edge_dim if looked_up else hidden, hidden))
-            block = {"block": "res+", "dropout": dropout, "ckpt_grad": checkpointing and i % 3 > 0}
-            self.layers.append(DeepGCNLayer(conv, NORMS[norm](hidden), nn.ReLU(), **block))
+            activation = nn.Sequential(nn.ReLU(), self.drop)
+            block = {"block": "res+", "ckpt_grad": checkpointing and i % 3 > 0}
+            self.layers.append(DeepGCNLayer(conv, NORMS[norm](hidden), activation, **block))
         self.pool = None if pool is None else _make("pool", pool, hidden)
         self.output = nn.Linear(hidden, num_outputs)
 
@@ -167,8 +170,8 @@ class DeeperGCN(nn.Module):
         x = first.conv(x, edge_index, edge)
         for layer in self.layers[1:]:
             x = layer(x, edge_index, edge)
-        x = first.act(first.norm(x)) if self.last_activation else first.norm(x)
-        x = functional.dropout(x, self.dropout, self.training)
+        x = first.norm(x)
+        x = self.drop(x.relu() if self.last_activation else x)
         out: Tensor = self.output(x if self.pool is None else self.pool(x, batch, dim_size=batch_size))
         return out
 

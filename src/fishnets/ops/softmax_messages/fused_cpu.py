@@ -20,9 +20,9 @@ def forward(x: Tensor, temperature: Tensor, ptr: Tensor, order: Tensor | None) -
     """Sums (g, C), and logarithms of what their weights are divided by (g, C), which the gradient needs."""
     from fishnets.ops.softmax_messages.kernels_numba import sum_kernel
 
-    out, log_total = x.new_empty(len(ptr) - 1, x.shape[1]), x.new_empty(len(ptr) - 1, x.shape[1])
-    run_ranges(sum_kernel(), 1, ptr.contiguous(), [*_given(x, temperature, order), out, log_total])
-    return out, log_total
+    out, top, total = (x.new_empty(len(ptr) - 1, x.shape[1]) for _ in range(3))
+    run_ranges(sum_kernel(), 1, ptr.contiguous(), [*_given(x, temperature, order), out, top, total])
+    return out, total.log_().add_(top)
 
 
 def backward(

@@ -67,7 +67,10 @@ def _exponential() -> Any:
 
 @cache
 def sum_kernel() -> Any:
-    """Compiles the sums of the groups ``first`` to ``last``, the last excluded."""
+    """Compiles the sums of the groups ``first`` to ``last``, the last excluded, with their largest logits and totals.
+
+    Of a group without messages, these are 0 and 1.
+    """
     exp = _exponential()
 
     def kernel(
@@ -76,14 +79,15 @@ def sum_kernel() -> Any:
         x,  # (n, C)
         temperature,  # (1,)
         out,  # (g, C)
-        log_total,  # (g, C)
+        tops,  # (g, C)
+        totals,  # (g, C)
         first,
         last,
     ):
         channels, slope = x.shape[1], temperature[0]
-        top, total, weighted = np.empty(channels, F), np.empty(channels, F), np.empty(channels, F)
         for group in range(first, last):
             start, stop = ptr[group], ptr[group + 1]
+            top, total, weighted = tops[group], totals[group], out[group]
             top[:], total[:], weighted[:] = -np.inf, 0, 0
             for position in range(start, stop):
                 row = order[position] if len(order) else position
@@ -96,11 +100,12 @@ def sum_kernel() -> Any:
                     share = exp(slope * x[row, c] - top[c])
                     total[c] += share
                     weighted[c] += share * x[row, c]
+            if start == stop:
+                top[:], total[:] = 0, 1
             for c in range(channels):
-                out[group, c] = weighted[c] / total[c] if stop > start else F(0)
-                log_total[group, c] = top[c] + math.log(total[c]) if stop > start else F(0)
+                weighted[c] /= total[c]
 
-    return _compiled(kernel, "i1 i1 f2 f1 f2 f2")
+    return _compiled(kernel, "i1 i1 f2 f1 f2 f2 f2")
 
 
 @cache

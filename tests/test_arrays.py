@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 import pytest
 import torch
@@ -106,3 +108,12 @@ def test_fingerprint_is_of_names_kinds_shapes_and_numbers() -> None:
         fingerprint(x=x.view(torch.int32), y=y),  # the same bytes
     ]
     assert len({found, *others}) == 8
+
+
+def test_fingerprint_knows_every_precision() -> None:
+    x = torch.tensor([1.5, -2.0])
+    kinds = [x.to(dtype) for dtype in (torch.bfloat16, torch.float16, torch.float64, torch.complex64, torch.bool)]
+    shapes = [x, x[0], x[:0], x[:0].long()]
+    assert len({fingerprint(x=one) for one in (*kinds, *shapes)}) == 9
+    expected = hashlib.sha256(b"x torch.float32 (2,)" + np.float32([1.5, -2.0]).tobytes())
+    assert fingerprint(x=x) == expected.hexdigest()

@@ -147,5 +147,6 @@ def fingerprint(**tensors: Tensor | None) -> str:
     for name, tensor in sorted(tensors.items()):
         if tensor is not None:
             total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            total.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+            held = tensor.detach().cpu().contiguous().flatten()
+            total.update(held.view(torch.uint8).numpy().tobytes())  # of every kind, which NumPy has not
     return total.hexdigest()

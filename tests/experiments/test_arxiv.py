@@ -111,7 +111,7 @@ def test_networks_have_the_published_sizes(config: Config, name: str, protocol: 
         model = make_model(config_for("paper", protocol, table=config.table), name, 128, 40)
     assert len(model.layers) == layers
     assert sum(weight.numel() for weight in model.parameters()) == weights
-    assert model.dropout == 0.5
+    assert model.drop.share == 0.5
 
 
 def test_the_baseline_has_a_softmax_of_fixed_temperature(config: Config) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests.graphs.layers import seeded  # noqa: F401 a fixture
 
+from fishnets.errors import ConfigError
 from fishnets.graphs.dropout import Dropout
 
 
@@ -55,3 +56,23 @@ def test_nothing_is_dropped_in_evaluation_or_with_a_share_of_zero() -> None:
     assert Dropout(0.5).eval()(x) is x
     assert Dropout(0.0)(x) is x
     assert repr(Dropout(0.5)) == "Dropout(share=0.5)"
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, 1.5])
+def test_shares_that_are_none_are_refused(share: float) -> None:
+    with pytest.raises(ConfigError, match=rf"`share` is {share} but a number in \[0, 1\) was expected"):
+        Dropout(share)
+
+
+def test_a_share_close_to_one_keeps_next_to_nothing(seeded: None) -> None:  # noqa: F811
+    assert int((Dropout(0.9999999)(torch.ones(10_000)) != 0).sum()) < 10
+
+
+def test_it_is_seen_through_by_the_compiler_and_by_transforms(seeded: None) -> None:  # noqa: F811
+    drop = Dropout(0.5)
+    torch._dynamo.reset()
+    out = torch.compile(drop, fullgraph=True, backend="aot_eager")(torch.ones(1_000))
+    assert sorted(out.unique().tolist()) == [0.0, 2.0]
+    torch._dynamo.reset()
+    rows = torch.func.vmap(drop, randomness="different")(torch.ones(2, 1_000))
+    assert not torch.equal(rows[0], rows[1])

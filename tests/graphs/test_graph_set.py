@@ -92,6 +92,8 @@ def test_graphs_of_torch_geometric_that_do_not_agree_are_refused(device):
         GraphSet.from_data_list([other, other.clone().update({"edge_attr": torch.ones(3, 2)})], {})
     with pytest.raises(DataError, match=r"`graphs\[1\]` has no `x`, `y`"):
         GraphSet.from_data_list([one, Data(edge_index=one.edge_index)], {})
+    with pytest.raises(DataError, match=r"`graphs\[0\]\.y` is a int but a tensor of labels was expected"):
+        GraphSet.from_data_list([Data(x=torch.ones(1, 1), edge_index=torch.zeros(2, 0, dtype=torch.int64), y=1)], {})
     with pytest.raises(DataError, match="`graphs` is empty"):
         GraphSet.from_data_list([], {})
 

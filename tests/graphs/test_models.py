@@ -238,6 +238,21 @@ def test_dropout_acts_in_training_alone(graph: Graph, close) -> None:
     close(model(*graph[:3]), model(*graph[:3]))
 
 
+@pytest.mark.parametrize("aggregation", ["softmax", "mean", fishnets])
+def test_training_compiles_without_a_break(aggregation: Any, graph: Graph) -> None:
+    torch._dynamo.reset()
+    model = made(graph, aggregation=aggregation, dropout=0.5).train()
+    out = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")(*graph[:3])
+    out.square().sum().backward()
+    assert all(bool(weight.grad.isfinite().all()) for weight in model.parameters() if weight.grad is not None)
+    torch._dynamo.reset()
+
+
+def test_shapes_are_known_without_data(graph: Graph) -> None:
+    out = made(graph, aggregation="mean").to("meta")(*(given.to("meta") for given in graph[:3]))
+    assert out.shape == (9, 2)
+
+
 @pytest.mark.parametrize("pool", ["mean", "sum", "max", "softmax", fishnets])
 def test_pooling_predicts_for_each_graph_as_if_it_were_alone(pool: Any, graph: Graph, close) -> None:
     model = made(graph, aggregation=fishnets, pool=pool)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.graphs.layers import seeded  # noqa: F401 a fixture
+from tests.graphs.layers import compare_compiled, seeded  # noqa: F401 a fixture
 from torch_geometric.nn import GATv2Conv, SAGEConv, aggr
 
 from fishnets.graphs import DeeperGCN, SoftmaxAggregation
@@ -56,6 +56,15 @@ def test_bounds_dimensions_and_convolutions_are_taken(seeded: None) -> None:  # 
     nodes = torch.randn(3, 4)
     assert SAGEConv(4, 5, aggr=SoftmaxAggregation())(nodes, edge_index).shape == (3, 5)
     assert GATv2Conv(4, 5, heads=2, aggr=SoftmaxAggregation())(nodes, edge_index).shape == (3, 10)
+
+
+def test_it_compiles_without_a_break(seeded: None) -> None:  # noqa: F811
+    x, index = messages()
+    calls: list[dict[str, torch.Tensor | int]] = [
+        {"x": x.float(), "index": index, "dim_size": 9},
+        {"x": x[:31].float(), "index": index[:31], "dim_size": 7},
+    ]
+    compare_compiled(SoftmaxAggregation(0.5), "aot_eager", *calls)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

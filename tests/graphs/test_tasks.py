@@ -173,6 +173,9 @@ def test_graphs_of_one_task_have_the_same_labels_and_split() -> None:
         NodeTask({"train": other, "valid": data, "test": data})
     with pytest.raises(DataError, match=r"What `draw` gave has another `train_mask` than `graphs\['valid'\]`"):
         next(NodeTask({"valid": data, "test": data}, draw=lambda epoch: other).losses(Linear(2), 0))
+    del other.test_mask
+    with pytest.raises(ConfigError, match=r"`graphs\['valid'\]` has no `test_mask`"):
+        NodeTask({"train": data, "valid": other, "test": data})
     unknown = graph(y=data.y.float().index_fill(0, torch.tensor([0]), torch.nan))
     NodeTask({"train": unknown.clone(), "valid": unknown, "test": unknown})  # unknown labels are equal too
 
@@ -184,9 +187,17 @@ def test_checkpoints_tell_tasks_apart() -> None:
     others += [NodeTask(data, parts=2), NodeTask(data, test_parts=2), NodeTask(data, seed=1)]
     others += [NodeTask(graph(x=data.x + 1)), NodeTask(graph(edge_index=data.edge_index.flip(0)))]
     assert len({task.identity() for task in [NodeTask(data), *others]}) == 7
+    other = graph(x=data.x + 1)
+    used = [(data, data, other), (data, other, other), (data, other, data), (other, data, data)]
+    by_part = [dict(zip(("train", "valid", "test"), three, strict=True)) for three in used]
+    assert len({NodeTask(one).identity() for one in by_part}) == 4
+    assert NodeTask(dict(reversed(by_part[0].items()))).identity() == NodeTask(by_part[0]).identity()
     some = graphs([6, 7])
+    loop = {"edge_index": torch.zeros((2, 1), dtype=torch.int64)}
+    looped = [replace(some, edge_ptr=(torch.arange(13) > one).long(), **loop) for one in (0, 1)]  # in another graph
     distinct = [GraphTask(some, 4), GraphTask(some, 5), GraphTask(replace(some, x=some.x + 1), 4)]
-    assert len({task.identity() for task in distinct}) == 3
+    distinct += [GraphTask(one, 4) for one in looped]
+    assert len({task.identity() for task in distinct}) == 5
 
 
 def test_graphs_in_two_parts_are_refused() -> None:

@@ -62,7 +62,7 @@ def test_what_was_given_and_expected_is_said():
     with pytest.raises(BackendUnavailableError, match="the messages are on meta and kernels exist for CPU and CUDA"):
         softmax_messages_backend(torch.ones(2, 1, device="meta"), torch.ones(1), backend="fused")
     twice = torch.ones(2, 1, dtype=torch.float64)
-    with pytest.raises(BackendUnavailableError, match=r"messages are torch\.float64, the temperature torch\.float64"):
+    with pytest.raises(BackendUnavailableError, match=r"sums are in torch\.float64 and those in float32 are fused"):
         softmax_messages(twice, twice[0], torch.tensor([0, 2]), backend="fused")
 
 
@@ -126,3 +126,27 @@ def test_kernels_refuse_what_they_cannot_do_and_pass_second_gradients(device):
         slopes.append(torch.autograd.grad(first[0].square().sum() + first[1].sum(), inputs))
     for got, want in zip(*slopes, strict=True):
         near(got, want.double(), 1e-4)
+
+
+def test_messages_far_below_the_others_do_not_count():
+    x = torch.tensor([[0.0], [-1e38], [-100.0], [-87.9]])
+    assert softmax_messages(x[:2], torch.ones(1), torch.tensor([0, 2])).item() == 0
+    got, want = (softmax_messages(x, torch.ones(1), torch.tensor([0, 4]), backend=one) for one in ("auto", "reference"))
+    assert abs(got.item() - want.item()) < 1e-35
+
+
+def test_sums_are_as_precise_as_the_more_precise_of_both():
+    x, ptr = normals(9, 20, 3, dtype=torch.float32), torch.tensor([0, 20])
+    slope = torch.tensor([1 / 3], dtype=torch.float64)
+    torch.testing.assert_close(softmax_messages(x, slope, ptr), softmax_messages(x.double(), slope, ptr))
+    half = x.bfloat16()
+    assert softmax_messages_backend(half, slope.float()) == softmax_messages_backend(x, slope.float())
+    got = softmax_messages(half, slope.bfloat16(), ptr)
+    torch.testing.assert_close(got, softmax_messages(half.float(), slope.bfloat16().float(), ptr).bfloat16())
+
+
+@pytest.mark.parametrize("order", [torch.tensor([0]), torch.tensor([1, 0], dtype=torch.int32), torch.tensor([[0, 1]])])
+def test_an_order_that_does_not_fit_is_refused(order):
+    message = r"`order` is torch\.int\d+ of shape \(.*\) but int64 of shape \(2,\) was expected"
+    with pytest.raises(ShapeError, match=message):
+        softmax_messages(torch.ones(2, 1), torch.ones(1), torch.tensor([0, 2]), order=order)

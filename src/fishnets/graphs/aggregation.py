@@ -160,7 +160,7 @@ class FishnetsAggregation(Aggregation):  # type: ignore[misc]
             information = information if groups.order is None else information.index_select(-2, groups.order)
             return self.decode(segment_sum(information, groups.ptr).movedim(-2, dim), x.dtype)
         given: tuple[Tensor, Tensor, Tensor] = (rows, self.lin_in.weight, self.lin_in.bias)
-        if _autocasts(x.device):
+        if autocasts(x.device):
             half = torch.get_autocast_dtype(x.device.type)
             given = (rows.to(half), given[1].to(half), given[2].to(half))
         prior = self._prior(_precise(given[2]))
@@ -233,7 +233,7 @@ class FishnetsAggregation(Aggregation):  # type: ignore[misc]
         """Output (*, out_channels) from estimates and log-information (*, 2p)."""
         plain = self.log_prior is None
         kept = features[..., : self.num_params] if plain else features
-        narrow = dtype if dtype is not None and not _autocasts(features.device) else None
+        narrow = dtype if dtype is not None and not autocasts(features.device) else None
         out: Tensor = self.lin_out(kept if narrow is None else kept.to(narrow))
         return out * (features[..., self.num_params :].sum(-1, keepdim=True) > 0).to(out) if plain else out
 
@@ -260,7 +260,7 @@ class FishnetsAggregation(Aggregation):  # type: ignore[misc]
                 "leave `decomposed_layers` at 1, because a Fisher matrix mixes all channels."
             )
         dtype = self.lin_in.weight.dtype
-        if x.dtype != dtype and not _autocasts(x.device):
+        if x.dtype != dtype and not autocasts(x.device):
             raise DataError(
                 f"Messages are {x.dtype} but the parameters of {self!r} are {dtype}; convert one of them, for instance "
                 "with `model.to(x.dtype)`."
@@ -297,10 +297,11 @@ def expect_weights(name: str, weight: Tensor, num_messages: int) -> None:
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """A context in which nothing is rounded to half precision: sums and factorisations need more."""
-    return torch.autocast(device.type, enabled=False) if _autocasts(device) else nullcontext()
+    return torch.autocast(device.type, enabled=False) if autocasts(device) else nullcontext()
 
 
-def _autocasts(device: torch.device) -> bool:
+def autocasts(device: torch.device) -> bool:
+    """Whether products on a device are rounded to half precision now."""
     return device.type != "meta" and torch.is_autocast_enabled(device.type)
 
 

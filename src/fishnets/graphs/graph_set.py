@@ -138,6 +138,8 @@ class GraphSet:
             missing = [name for name in ("x", "edge_index", "y") if graph.get(name) is None]
             if missing:
                 raise DataError(f"`graphs[{i}]` has no {', '.join(f'`{name}`' for name in missing)}.")
+            if not isinstance(graph.y, Tensor):
+                raise DataError(f"`graphs[{i}].y` is a {type(graph.y).__name__} but a tensor of labels was expected.")
             if graph.edge_index.ndim != 2 or len(graph.edge_index) != 2 or graph.edge_index.dtype != torch.int64:
                 raise ShapeError(
                     f"`graphs[{i}].edge_index` {_found(graph.edge_index)} but (2, E) and torch.int64 were expected."

@@ -72,6 +72,7 @@ def _expect_edges(which: str, graph: Data) -> None:
 
 
 def expect_finite_features(graph: Data | GraphSet) -> None:
+    """Raises unless features of nodes and edges are finite, where there are some."""
     for name in ("x", "edge_attr"):
         features = getattr(graph, name)
         if features is not None:

@@ -32,6 +32,7 @@ from torch_geometric.nn.inits import reset
 from torch_geometric.nn.resolver import aggregation_resolver
 
 from fishnets.errors import ConfigError, DataError, ShapeError, expect_last_dim, expect_positive
+from fishnets.graphs.aggregation import autocasts
 from fishnets.graphs.dropout import Dropout
 from fishnets.graphs.softmax import SoftmaxAggregation
 from fishnets.ops.memory import remembered
@@ -114,7 +115,7 @@ class DeeperGCN(nn.Module):
             raise ConfigError(f"`dropout` is {dropout} but a share in [0, 1) was expected.")
         self.node_dim = _width("node_dim", node_dim)
         self.edge_dim = None if edge_dim is None else _width("edge_dim", edge_dim)
-        self.one_hot, self.dropout, self.last_activation = one_hot, dropout, last_activation
+        self.one_hot, self.last_activation = one_hot, last_activation
         self.drop = Dropout(dropout)
         self.species_encoder = None if one_hot is None else nn.Linear(one_hot, one_hot)
         self.node_encoder = _encoder(node_dim if one_hot is None else node_dim + one_hot, hidden)  # type: ignore[operator]
@@ -310,7 +311,7 @@ def _repeat(make: Callable[[], Aggregation], count: int, shared: bool) -> list[A
 
 
 def _expect_precision(name: str, features: Tensor, encoder: nn.Module) -> None:
-    if isinstance(encoder, nn.Linear) and not torch.is_autocast_enabled(features.device.type):
+    if isinstance(encoder, nn.Linear) and not autocasts(features.device):
         precision = encoder.weight.dtype
         if features.dtype != precision:
             raise DataError(

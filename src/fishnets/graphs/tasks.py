@@ -91,6 +91,7 @@ class NodeTask:
         self.labelled = self.graphs["valid"]
         for part, graph in self.graphs.items():
             expect_graph(f"`graphs[{part!r}]`" if isinstance(graphs, Mapping) else "The graph", graph)
+        for part, graph in self.graphs.items():
             expect_same_labels(f"`graphs[{part!r}]`", graph, self.labelled)
         self.outputs = num_outputs({part: self.labelled.y[self.labelled[f"{part}_mask"]] for part in PARTS}, score)
         self.score, self.parts, self.test_parts, self.seed, self.draw = score, parts, test_parts, seed, draw
@@ -145,9 +146,12 @@ class NodeTask:
 
     def identity(self) -> str:
         """A hash of what tells this task from others: its graphs with labels and split, parts, score and seed."""
-        distinct = {id(graph): graph for graph in self.graphs.values()}.values()
+        used = [self.graphs.get(part) for part in PARTS]  # none to train on where it is drawn
+        distinct = list({id(graph): graph for graph in used if graph is not None}.values())
         held = {f"{i}/{name}": graph.get(name) for i, graph in enumerate(distinct) for name in (*FEATURES, *LABELS)}
-        numbers = torch.tensor([self.parts, self.test_parts, self.random_test_parts, self.seed, self.draw is not None])
+        place = {id(graph): i for i, graph in enumerate(distinct)}
+        settings = [self.parts, self.test_parts, self.random_test_parts, self.seed, self.draw is not None]
+        numbers = torch.tensor([*settings, *(place.get(id(graph), -1) for graph in used)])
         return f"{self.score}, {fingerprint(numbers=numbers, **held)}"
 
     def predict(self, model: Any, graph: Data) -> Tensor:
@@ -283,7 +287,8 @@ class GraphTask:
 
     def identity(self) -> str:
         """A hash of what tells this task from others: its graphs with labels and split, batches, score and seed."""
-        held = {name: getattr(self.graphs, name) for name in ("x", "edge_index", "edge_attr", "y", "node_ptr")}
+        names = ("x", "edge_index", "edge_attr", "y", "node_ptr", "edge_ptr")
+        held = {name: getattr(self.graphs, name) for name in names}
         held |= {f"parts/{part}": graphs for part, graphs in self.graphs.parts.items()}
         return f"{self.score}, {fingerprint(numbers=torch.tensor([self.batch_size, self.seed]), **held)}"
 

@@ -25,10 +25,11 @@ def softmax_messages(
         temperature: What messages are multiplied with, :math:`\tau`, shape (1,).
         ptr: Bounds of the groups, int64, shape :math:`(g + 1,)`, from 0 to n.
         order: Message at each position, where they are not in the order of their groups, shape :math:`(n,)`.
-        backend: ``"auto"``, ``"reference"`` or ``"fused"``, kernels that read messages once forward and once back.
+        backend: ``"auto"``, ``"reference"`` or ``"fused"``, kernels that keep no weights of messages.
 
     Returns:
         The sums, shape :math:`(g, C)`, in the precision of messages and temperature together; zero for empty groups.
+        They are taken in float32 at least.
 
     Example:
         >>> import torch
@@ -42,11 +43,15 @@ def softmax_messages(
             "expected."
         )
     expect_bounds(ptr, len(x))
-    given, precise = torch.result_type(x, temperature), torch.promote_types(x.dtype, torch.float32)
-    x, temperature = x.to(precise), temperature.to(precise)  # sums are never in half precision
+    if order is not None and (order.shape != x.shape[:1] or order.dtype != torch.int64):
+        raise ShapeError(
+            f"`order` is {order.dtype} of shape {tuple(order.shape)} but int64 of shape ({len(x)},) was expected, the "
+            "message at each position."
+        )
+    given = torch.promote_types(x.dtype, temperature.dtype)
     name, _ = softmax_messages_backend(x, temperature, backend)
     sums = fused.softmax_messages if name == "fused" else reference.softmax_messages
-    return sums(x, temperature, ptr, order).to(given)
+    return sums(*_precise(x, temperature), ptr, order).to(given)
 
 
 def softmax_messages_backend(x: Tensor, temperature: Tensor, backend: str = "auto") -> tuple[str, str]:
@@ -57,4 +62,10 @@ def softmax_messages_backend(x: Tensor, temperature: Tensor, backend: str = "aut
         >>> softmax_messages_backend(torch.zeros(2, 1), torch.ones(1), "reference")
         ('reference', 'it was asked for')
     """
-    return choose_backend(backend, lambda: fused.obstacle(x, temperature))
+    return choose_backend(backend, lambda: fused.obstacle(_precise(x, temperature)[0]))
+
+
+def _precise(x: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in the precision of the sums."""
+    precise = torch.promote_types(torch.promote_types(x.dtype, temperature.dtype), torch.float32)
+    return x.to(precise), temperature.to(precise)

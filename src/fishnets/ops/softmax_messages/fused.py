@@ -20,14 +20,14 @@ from fishnets.ops.softmax_messages import fused_cpu, fused_triton, reference
 __all__ = ["obstacle", "softmax_messages"]
 
 
-def obstacle(x: Tensor, temperature: Tensor) -> str | None:
+def obstacle(x: Tensor) -> str | None:
     """Why the kernels cannot run on these messages, or None when they can."""
     if transforms_active() or torch.compiler.is_compiling():
         return "a function transform or the compiler is active, through which the kernels cannot be seen"
     if x.device.type not in ("cpu", "cuda"):
         return f"the messages are on {x.device} and kernels exist for CPU and CUDA"
-    if x.dtype != torch.float32 or temperature.dtype != torch.float32:
-        return f"messages are {x.dtype}, the temperature {temperature.dtype}, and float32 of both is fused"
+    if x.dtype != torch.float32:
+        return f"sums are in {x.dtype} and those in float32 are fused"
     return fused_triton.obstacle(x) if x.is_cuda else fused_cpu.obstacle()
 
 

@@ -20,7 +20,7 @@ import numpy as np
 __all__ = ["pull_kernel", "sum_kernel"]
 
 F = np.float32
-LOWEST = F(-87.0)  # exp of less is no normal number: it gives 1.6e-38 instead
+LOWEST = F(-88.0)  # exp of less is no normal number: it gives 0 instead
 LOG2_E = F(math.log2(math.e))
 LN2_HIGH, LN2_LOW = F(0.693359375), F(-2.12194440e-4)  # the first has few bits, so that its multiples are exact
 EXP = tuple(F(1 / math.factorial(n)) for n in (6, 5, 4, 3, 2))  # of a number of at most ln 2 / 2: 2e-7 of it are left

@@ -288,9 +288,18 @@ def test_missing_data_say_where_they_come_from(tmp_path: Path) -> None:
     source = r"\. Give `--data FOLDER`.*https://ogb\.stanford\.edu .*nodeproppred/arxiv\.zip.*a folder named ogbn_arxiv"
     with pytest.raises(ConfigError, match=f"needs citation graphs, but no folder was given{source}"):
         read_graphs(None)
-    for folder in (tmp_path, tmp_path / "nowhere", tmp_path / "ogbn_arxiv"):
-        with pytest.raises(ConfigError, match=f"needs citation graphs, but there are none at {folder}{source}"):
-            read_graphs(folder)
+    given = {tmp_path: f"there are none at {tmp_path}"}
+    for missing in (tmp_path / "nowhere", tmp_path / "ogbn_arxiv"):
+        given[missing] = f"{missing} does not exist"
+    file, other = tmp_path / "sub" / "dblp.npz", tmp_path / "other"
+    file.parent.mkdir()
+    file.write_bytes(b"")
+    (other / "raw").mkdir(parents=True)
+    given |= {file: f"{file} is a file, where the folder that holds it was expected"}
+    given |= {other: f"{other} is in OGB's layout, but not named ogbn_arxiv"}
+    for path, said in given.items():
+        with pytest.raises(ConfigError, match=f"needs citation graphs, but {said}{source}"):
+            read_graphs(path)
 
 
 @pytest.mark.parametrize(

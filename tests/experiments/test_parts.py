@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fishnets.errors import FileFormatError
 from fishnets.experiments.parts import Parts
 from fishnets.experiments.records import Metric
 
@@ -39,6 +40,16 @@ def test_nothing_is_kept_without_a_folder() -> None:
     for _ in range(2):
         Parts(None).measured("one", {}, lambda: calls.append(1) or metrics)
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize("held", ['{"config": ', '{"config": {}}', "[]"])
+def test_a_damaged_part_is_named(held: str, tmp_path: Path) -> None:
+    parts, (_, metrics) = Parts(tmp_path), counted()
+    parts.measured("one", {}, lambda: metrics)
+    (path,) = tmp_path.iterdir()
+    path.write_text(held)
+    with pytest.raises(FileFormatError, match=rf"{path.name} is damaged\. Remove it to measure this part anew"):
+        parts.measured("one", {}, lambda: metrics)
 
 
 def test_a_part_that_fails_is_not_kept(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ def test_finished_runs_are_shown_with_the_difference_over_the_seeds_they_share(t
     rows = {line.split(" ")[1]: line.split(" | ") for line in page.splitlines() if line.startswith("| ")}
     assert rows["fishnets/clean"][1:3] == rows["sum/clean"][1:3] == ["0.01", "2"]
     assert rows["fishnets/clean"][-1] == " |"
+    assert "`fishnets reproduce yeast --preset smoke --protocol clean --device cpu --data " in page
     assert " ± " in rows["sum/clean"][-1]
 
 

@@ -183,7 +183,7 @@ def test_files_that_do_not_agree_are_refused(tmp_path, changes, message):
         ({"raw/edge": "0,1\n2,\n3,0\n"}, r"edge.csv.gz, row 2, is \[ *2\. +nan\] but whole numbers"),
         ({"raw/edge": "0,1,2\n2,1,2\n3,0,2\n"}, r"edge.csv.gz has 3 columns but 2 were expected\. OGB's layout"),
         ({"raw/edge-feat": "1,2\n3\n4,5,6\n"}, r"edge-feat.csv.gz is not a table .* as many columns in each row"),
-        ({"raw/node-label": "0\n1\nyes\n0\n1\n"}, r"node-label.csv.gz is not a table of numbers .*'yes'"),
+        ({"raw/node-label": "0\n1\nyes\n0\n1\n"}, r"node-label.csv.gz is not a table of numbers .*'yes'.* row 3"),
     ],
 )
 def test_tables_that_cannot_be_read_are_refused(tmp_path, changes, message):

@@ -36,6 +36,10 @@ def test_what_is_refused() -> None:
         num_outputs({"valid": torch.tensor([[2], [-1], [0]])}, "rocauc")
     with pytest.raises(DataError, match=r"Labels of the part 'valid' hold 0\.5 but classes, counted from 0, were"):
         num_outputs({"valid": torch.tensor([0.5, 1.0])}, "accuracy")
+    with pytest.raises(DataError, match="Labels of the part 'valid' hold nan but classes, counted from 0, were"):
+        num_outputs({"valid": torch.tensor([NAN, NAN, 1.0])}, "accuracy")
+    with pytest.raises(ShapeError, match=r"The network gives a tuple but a tensor of shape \(4, 1\) was expected"):
+        expect_outputs((), 4, 1, "rocauc")  # type: ignore[arg-type]
     with pytest.raises(DataError, match="No label is known in the part 'train' of the split"):
         num_outputs({"train": torch.tensor([[NAN]])}, "rocauc")
     with pytest.raises(DataError, match="No task has positives and negatives in the part 'test': nothing can be"):

@@ -32,6 +32,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "max": {"aggregation": "max"},
     "multi": {"aggregation": lambda width: MultiAggregation(["mean", "max"])},
     "fishnets": {"aggregation": fishnets},
+    "fishnets, by name": {"aggregation": "fishnets"},
     "fishnets, shared": {"aggregation": fishnets, "share_aggregation": True},
     "fishnets, paper": {"aggregation": partial(fishnets, form="paper")},
 }

@@ -158,6 +158,8 @@ def test_a_loss_that_is_not_finite_is_named() -> None:
         ({"epochs": 1, "learning_rate": 0.1, "patience": 0}, "`patience` is 0"),
         ({"epochs": 9, "learning_rate": 0.1, "patience": 4, "every": 5}, "`patience` is 4 epochs, but scores are"),
         ({"epochs": 1, "learning_rate": 0.1, "warm_up": 2}, "`warm_up` is 2 but 0 to 1"),
+        ({"epochs": 1, "learning_rate": "0.1"}, "`learning_rate` is 0.1 but a positive number was expected"),
+        ({"epochs": 1, "learning_rate": None}, "`learning_rate` is None but a positive number was expected"),
     ],
 )
 def test_recipes_that_make_no_sense_are_refused(options: dict[str, float], message: str) -> None:
@@ -233,10 +235,29 @@ def test_damaged_checkpoints_are_named(tmp_path: Path, damage: str) -> None:
         trained(recipe, path)
 
 
-def test_a_checkpoint_of_another_seed_is_warned_about(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_seed_is_told_apart(tmp_path: Path) -> None:
+    class Stopped(Sums):
+        def losses(self, model: nn.Module, epoch: int) -> Iterator[Tensor]:
+            if epoch == 1:
+                raise KeyboardInterrupt
+            yield from super().losses(model, epoch)
+
     path, recipe = tmp_path / "one.pt", Recipe(2, 0.01)
-    wanted = trained(recipe, path)[1]
+    with pytest.raises(KeyboardInterrupt):
+        trained(recipe, path, Stopped())
     torch.manual_seed(1)
     other = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.2), nn.Linear(4, 1))
-    with pytest.warns(CheckpointWarning, match=r"one\.pt was begun with other initial weights and takes the place of"):
-        assert fit(other, Sums(), recipe, path).loss == wanted.loss
+    with pytest.warns(CheckpointWarning, match=r"one\.pt was begun with other initial weights, and continues"):
+        assert fit(other, Sums(), recipe, path).loss == trained(recipe)[1].loss
+    assert trained(recipe, path)[1].loss == trained(recipe)[1].loss
+    with pytest.raises(CheckpointError, match=r"one\.pt is of a finished run with other initial weights than those"):
+        fit(other, Sums(), recipe, path)
+
+
+def test_scores_that_are_not_finite_are_said_with_their_epoch() -> None:
+    class Diverged(Sums):
+        def evaluate(self, model: nn.Module) -> dict[str, float]:
+            raise NonFiniteError("`score` is NaN in rows 0.")
+
+    with pytest.raises(NonFiniteLossError, match=r"Nothing can be scored in epoch 1; use a smaller `learning_rate`\."):
+        trained(Recipe(2, 0.1), task=Diverged())

@@ -232,12 +232,27 @@ def test_training_nodes_may_see_another_graph_in_every_epoch() -> None:
 
 def test_tasks_with_one_class_are_counted_out() -> None:
     data = graph()
-    assert NodeTask(data).tasks_scored() == {"valid": 2, "test": 2}
+    assert NodeTask(data).tasks_scored() == {"train": 2, "valid": 2, "test": 2}
     data.y[data.test_mask, 1] = 0
-    assert NodeTask(data).tasks_scored() == {"valid": 2, "test": 1}
+    assert NodeTask(data).tasks_scored() == {"train": 2, "valid": 2, "test": 1}
     data.y[data.test_mask, 0] = 1
-    with pytest.raises(DataError, match="No task has positives and negatives in the part 'test'"):
+    with pytest.raises(DataError, match="No task has positives and negatives in the part 'test': nothing can be"):
         NodeTask(data)
+    with pytest.raises(DataError, match="in the part 'train': nothing can be learned from it"):
+        NodeTask(graph(y=data.y.masked_fill(data.train_mask.unsqueeze(1), 0)))
+    one_class = replace(graphs([6, 7]), y=(torch.arange(12).unsqueeze(1) % 2) * (torch.arange(12).unsqueeze(1) > 5))
+    with pytest.raises(DataError, match="in the part 'train'"):
+        GraphTask(one_class, 4)
+
+
+def test_what_draw_gives_is_looked_at_once() -> None:
+    data, model = graph(), Linear(2)
+    with pytest.raises(DataError, match="Features `x` are not finite"):
+        next(NodeTask(data, draw=lambda epoch: graph(x=data.x * torch.nan)).losses(model, 0))
+    with pytest.raises(ConfigError, match=r"What `draw` gave is a NoneType but a `torch_geometric\.data\.Data` was"):
+        next(NodeTask(data, draw=lambda epoch: None).losses(model, 0))  # type: ignore[arg-type, return-value]
+    with pytest.raises(ConfigError, match=r"The graph has labels `y` that are a ndarray, but a tensor was expected"):
+        NodeTask(graph(y=data.y.numpy()))
 
 
 def graphs(valid: list[int]) -> GraphSet:
@@ -268,7 +283,7 @@ def test_graphs_come_in_batches_whose_order_depends_on_the_epoch() -> None:
     assert [sorted(order) for order in orders] == 3 * [[0, 1, 2, 3, 4, 5]]
     assert orders[0] == orders[1] != orders[2]
     assert task.evaluate(model) == {"valid": 1.0, "test": 0.5}  # 7 is above 6; of 9 and 11, one is above 10
-    assert task.tasks_scored() == {"valid": 1, "test": 1}
+    assert task.tasks_scored() == {"train": 1, "valid": 1, "test": 1}
 
 
 def test_parts_of_graphs_that_cannot_be_scored_are_refused() -> None:

@@ -166,7 +166,7 @@ def read_graphs(folder: Path | None) -> tuple[NamedGraph, ...]:
     """
     paths = [] if folder is None else _graphs_in(Path(folder))
     if not paths:
-        given = "no folder was given" if folder is None else f"there are none at {folder}"
+        given = "no folder was given" if folder is None else _nothing_at(Path(folder))
         raise ConfigError(
             f"This experiment needs citation graphs, but {given}. Give `--data FOLDER`, a folder that holds stand-ins, "
             "such as dblp.npz and cora_ml.npz, or ogbn-arxiv, which is at https://ogb.stanford.edu "
@@ -181,6 +181,17 @@ def _graphs_in(folder: Path) -> list[Path]:
     if folder.resolve().name == "ogbn_arxiv" and folder.is_dir():
         return [folder]
     return [*sorted(folder.glob("*.npz")), *(path for path in folder.glob("ogbn_arxiv") if path.is_dir())]
+
+
+def _nothing_at(folder: Path) -> str:
+    """Why no graph is found there."""
+    if not folder.exists():
+        return f"{folder} does not exist"
+    if not folder.is_dir():
+        return f"{folder} is a file, where the folder that holds it was expected"
+    if (folder / "raw").is_dir():
+        return f"{folder} is in OGB's layout, but not named ogbn_arxiv"
+    return f"there are none at {folder}"
 
 
 def _read(path: Path) -> NamedGraph:

@@ -265,7 +265,7 @@ def _schedule(config: Mapping[str, Any], metrics: Mapping[str, Metric], labels: 
     several = len(config["learning_rates"]) > 1
     rates = config["learning_rates"] if several else {metrics[f"learning-rate/{label}"].value for label in labels}
     listed = ", ".join(f"{rate:g}" for rate in sorted(rates))
-    shorter = f" tried in runs of {tried} epochs" if tried and several else ""
+    shorter = f" tried in runs of {min(tried, config['epochs'])} epochs" if tried and several else ""
     until = f" or until validation data had not improved for {patience}" if patience else ""
     runs = {label: metrics[f"runs/{label}"].value for label in labels if f"runs/{label}" in metrics}
     to_the_end = sum(metrics[f"{TO_THE_END}/{label}"].value * count for label, count in runs.items())

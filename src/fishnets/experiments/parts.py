@@ -10,9 +10,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from fishnets.errors import FileFormatError
 from fishnets.experiments.records import Metric
 
-__all__ = ["Parts"]
+__all__ = ["Parts", "read_part"]
+
+
+def read_part(path: Path) -> dict[str, Any]:
+    """What a part was measured for (``"config"``), how long it took (``"seconds"``) and found (``"metrics"``)."""
+    try:
+        stored: dict[str, Any] = json.loads(path.read_text())
+        stored["config"], stored["seconds"], stored["metrics"]
+    except (ValueError, LookupError, TypeError) as error:
+        raise FileFormatError(f"{path} is damaged. Remove it to measure this part anew.") from error
+    return stored
 
 
 class Parts:
@@ -42,7 +53,7 @@ class Parts:
         """
         depends, path = json.loads(json.dumps(config)), self.path(name, config)
         if path is not None and path.exists():
-            stored = json.loads(path.read_text())
+            stored = read_part(path)
             self.seconds += stored["seconds"]
             return {key: Metric(**value) for key, value in stored["metrics"].items()}
         started, found = time.monotonic(), measure()

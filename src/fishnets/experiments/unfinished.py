@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fishnets.experiments.graph_study import CURVE, DIVERGED, spread
+from fishnets.experiments.parts import read_part
 from fishnets.experiments.records import metric
 from fishnets.experiments.report import format_metric, markdown_table
 from fishnets.inference.efficiency import mean_with_error
@@ -25,6 +26,7 @@ Part = Mapping[str, Any]
 Runs = dict[tuple[str, float], dict[int, Part]]  # of a network at a rate: the run of a seed
 SCORES = {"test": "test score", "valid": "best validation", "last": "last ten evaluations", "loss": "training loss"}
 COUNTS = {"epochs_to_best": "epochs to best", "weights": "weights"}
+FIRST = "validation, first seed"
 AHEAD = "Fishnets ahead by"
 OF_A_RUN = ("label", "recipe", "run")  # what differs between runs of a study
 
@@ -34,23 +36,15 @@ def runs_so_far(folder: Path) -> list[str]:
     lines: list[str] = []
     studies: dict[str, list[Part]] = {}
     for path in sorted(folder.glob("checkpoints/*/*.json")):
-        part = json.loads(path.read_text())
+        part = read_part(path)
         if "recipe" in part["config"]:  # else a time
             shared = {name: value for name, value in part["config"].items() if name not in OF_A_RUN}
             studies.setdefault(json.dumps(shared, sort_keys=True), []).append(part)
     for key, parts in studies.items():
-        config, runs, rows = json.loads(key), _runs(parts), []
-        for (label, rate), found in sorted(runs.items()):
-            epochs = ", ".join(map(str, sorted({part["config"]["recipe"]["epochs"] for part in found.values()})))
-            start = [label, f"{rate:g}", f"{len(found)}"]
-            if any(DIVERGED in part["metrics"] for part in found.values()):
-                rows.append([*start, DIVERGED, *[""] * (len(SCORES) + len(COUNTS)), epochs, ""])
-                continue
-            cells = [_score(_values(found, name)) for name in SCORES]
-            cells += [f"{_values(found, name).mean():,.0f}" for name in COUNTS]
-            cells.append(f"{sum(map(_to_the_end, found.values()))} of {len(found)}")
-            rows.append([*start, *cells, epochs, _ahead(runs, label, rate)])
-        header = ["network", "rate", "seeds", *SCORES.values(), *COUNTS.values(), "to the last epoch", "epochs", AHEAD]
+        config, runs = json.loads(key), _runs(parts)
+        rows = [_row(runs, label, rate) for label, rate in sorted(runs)]
+        header = ["network", "rate", "seeds", *SCORES.values(), FIRST, *COUNTS.values(), "to the last epoch", "epochs"]
+        header.append(AHEAD)
         paired = any(row[-1] for row in rows)
         lines += [
             f"## Not over: {config['preset']} preset, {config['protocol']} protocol ({config['device']})",
@@ -59,12 +53,27 @@ def runs_so_far(folder: Path) -> list[str]:
             "validation data is best, and the mean over the last ten evaluations; means and spreads over seeds, "
             "differences with the error of their mean. Of several rates, the one that is best on validation data with "
             "the first seed is used with the others. Runs that went on to the last epoch they were allowed, in the "
-            "column `epochs`, may not have converged. Times are measured when all runs are there.",
+            "column `epochs`, may not have converged. Times are measured when all runs are there. What is missing is "
+            f"run, and the record made, by `{_command(folder, config)}`.",
             "",
             markdown_table(header if paired else header[:-1], [row if paired else row[:-1] for row in rows]),
             "",
         ]
     return lines
+
+
+def _row(runs: Runs, label: str, rate: float) -> list[str]:
+    """What the runs of a network at a rate measured, in the order of the header."""
+    found = runs[label, rate]
+    epochs = ", ".join(map(str, sorted({part["config"]["recipe"]["epochs"] for part in found.values()})))
+    start = [label, f"{rate:g}", f"{len(found)}"]
+    if any(DIVERGED in part["metrics"] for part in found.values()):
+        return [*start, DIVERGED, *[""] * (len(SCORES) + len(COUNTS) + 1), epochs, ""]
+    cells = [_score(_values(found, name)) for name in SCORES]
+    cells.append(f"{float(_values(found, 'valid')[0]):.4f}")
+    cells += [f"{_values(found, name).mean():,.0f}" for name in COUNTS]
+    cells.append(f"{sum(map(_to_the_end, found.values()))} of {len(found)}")
+    return [*start, *cells, epochs, _ahead(runs, label, rate)]
 
 
 def _runs(parts: Sequence[Part]) -> Runs:
@@ -87,6 +96,14 @@ def _to_the_end(part: Part) -> bool:
 def _data(table: Any) -> str:
     tables = table if isinstance(table, list) else [table]
     return ", ".join(f"`{one['name']}` (SHA-256 `{one['sha256'][:12]}…`)" for one in tables)
+
+
+def _command(folder: Path, config: Mapping[str, Any]) -> str:
+    """What continues a study."""
+    table, seed = config["table"], config.get("seed", 0)
+    options = {name: config[name] for name in ("preset", "protocol", "device")}
+    options |= {"data": "FOLDER" if isinstance(table, list) else table["name"]} | ({"seed": seed} if seed else {})
+    return " ".join(["fishnets reproduce", folder.name, *(f"--{name} {value}" for name, value in options.items())])
 
 
 def _values(found: Mapping[int, Part], name: str) -> Tensor:

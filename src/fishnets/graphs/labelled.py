@@ -31,6 +31,8 @@ def expect_graph(which: str, graph: Data) -> None:
         )
     if graph.y is None:
         raise ConfigError(f"{which} has no labels `y`.")
+    if not isinstance(graph.y, Tensor):
+        raise ConfigError(f"{which} has labels `y` that are a {type(graph.y).__name__}, but a tensor was expected.")
     expect_finite_features(graph)
     _expect_edges(which, graph)
     rows = {"x": graph.num_nodes, "y": graph.num_nodes, "edge_attr": graph.edge_index.shape[1]}

@@ -42,7 +42,7 @@ def num_outputs(labels: Mapping[str, Tensor], score: Score) -> int:
 
 
 def tasks_scored(labels: Mapping[str, Tensor], score: Score) -> dict[str, int]:
-    """Number of tasks that count in the scores of each part of a split; classes are no tasks.
+    """Number of tasks with positives and negatives in each part of a split, which scores count; classes are no tasks.
 
     Example:
         >>> tasks_scored({"test": torch.tensor([[0, 1], [1, 1]])}, "rocauc")  # the second has no negative
@@ -51,12 +51,16 @@ def tasks_scored(labels: Mapping[str, Tensor], score: Score) -> dict[str, int]:
     count = {} if score == "accuracy" else {part: int(tasks_with_both(label).sum()) for part, label in labels.items()}
     for part, tasks in count.items():
         if not tasks:
-            raise DataError(f"No task has positives and negatives in the part {part!r}: nothing can be scored there.")
+            done = "learned from" if part == "train" else "scored by"
+            raise DataError(f"No task has positives and negatives in the part {part!r}: nothing can be {done} it.")
     return count
 
 
 def expect_outputs(logits: Tensor, rows: int, outputs: int, score: Score, pooled: bool = False) -> None:
     """Raises :class:`ShapeError` unless a network gave each row an output for each task, or for each class at least."""
+    if not isinstance(logits, Tensor):
+        given = type(logits).__name__
+        raise ShapeError(f"The network gives a {given} but a tensor of shape ({rows}, {outputs}) was expected.")
     fits = logits.ndim == 2 and len(logits) == rows
     if not fits or not (logits.shape[1] == outputs if score == "rocauc" else logits.shape[1] >= outputs):
         what = "task" if score == "rocauc" else "class"
@@ -108,7 +112,7 @@ def _expect_labels(part: str, label: Tensor, score: Score) -> None:
     if not fits:
         raise ShapeError(f"Labels of the part {part!r} have shape {tuple(label.shape)} but {shapes} was expected.")
     if strange.numel():
-        found = describe_rows(strange.unique().tolist())
+        found = describe_rows(list(dict.fromkeys(map(str, strange.unique().tolist()))))  # NaN is not equal to itself
         raise DataError(f"Labels of the part {part!r} hold {found} but {expected} were expected.")
     if bool(label.isnan().all()):
         raise DataError(f"No label is known in the part {part!r} of the split.")

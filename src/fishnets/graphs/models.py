@@ -32,7 +32,7 @@ from torch_geometric.nn.inits import reset
 from torch_geometric.nn.resolver import aggregation_resolver
 
 from fishnets.errors import ConfigError, DataError, ShapeError, expect_last_dim, expect_positive
-from fishnets.graphs.aggregation import autocasts
+from fishnets.graphs.aggregation import FishnetsAggregation, autocasts
 from fishnets.graphs.dropout import Dropout
 from fishnets.graphs.softmax import SoftmaxAggregation
 from fishnets.ops.memory import remembered
@@ -52,8 +52,8 @@ class DeeperGCN(nn.Module):
         hidden: Width of every layer.
         num_layers: Number of layers.
         aggregation: ``"softmax"`` (DyResGEN: the temperature is learned), ``"softmax_sg"`` (ResGEN: it is fixed, and
-            the weights pass no gradient), the name of another aggregation of PyTorch Geometric, or a callable that
-            makes an aggregation for a width, called once per layer.
+            the weights pass no gradient), ``"fishnets"``, the name of another aggregation of PyTorch Geometric, or a
+            callable that makes an aggregation for a width, called once per layer.
         share_aggregation: Whether all layers use one aggregation.
         temperature: What a softmax multiplies messages with, at first.
         learn_temperature: Whether that changes in training; as the kind of softmax says by default.
@@ -283,6 +283,8 @@ def _make(knob: str, choice: object, width: int, temperature: float = 1.0, learn
         return SoftmaxAggregation(temperature, learn is not False)
     if temperature != 1 or learn is not None:
         raise ConfigError(f"A temperature was given but `{knob}` is {choice!r}, which has none.")
+    if choice == "fishnets":
+        return FishnetsAggregation(width)
     if isinstance(choice, str):
         try:
             return aggregation_resolver(choice)

@@ -11,6 +11,7 @@ import gzip
 import io
 import json
 import math
+import re
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -90,7 +91,7 @@ class Tables:
         except ValueError as error:
             raise FileFormatError(
                 f"{path} is not a table of numbers between commas, without a header and with as many columns in each "
-                f"row: {error}"
+                f"row: {_from_one(error)}"
             ) from error
 
     def whole_numbers(self, name: str, columns: int) -> NDArray[np.int64]:
@@ -227,6 +228,11 @@ def _meta(root: Path, layout: str, known: Mapping[str, Mapping[str, str]]) -> Ma
 def _is_whole(table: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
     whole: NDArray[np.bool_] = np.isfinite(table) & (table == np.rint(table))
     return whole
+
+
+def _from_one(error: ValueError) -> str:
+    """What NumPy says, which counts rows from 0, with rows as an editor counts them."""
+    return re.sub(r"\brow (\d+)", lambda found: f"row {int(found[1]) + 1}", str(error))
 
 
 def _number(cell: str) -> float:

@@ -65,7 +65,8 @@ class Recipe:
         expect_positive(epochs=self.epochs, every=self.every)
         for name in ("learning_rate", "patience", "clip"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
+            optional = name != "learning_rate" and value is None
+            if not optional and not (isinstance(value, int | float) and value > 0):
                 raise ConfigError(f"`{name}` is {value} but a positive number was expected.")
         if self.patience is not None and self.patience < self.every:
             raise ConfigError(
@@ -170,8 +171,9 @@ def fit(model: nn.Module, task: Task, recipe: Recipe, checkpoint: str | Path | N
         task: What for.
         recipe: How.
         checkpoint: File in which training is kept at every evaluation, and from which it continues. One for each run,
-            named by its seed too: that of another network, task or recipe is refused. One of other initial weights
-            takes their place, with a :class:`~fishnets.errors.CheckpointWarning`.
+            named by its seed too: that of another network, task or recipe is refused. One that was begun with other
+            initial weights continues with those, with a :class:`~fishnets.errors.CheckpointWarning`, and is refused
+            where it is finished.
 
     Returns:
         The curves.
@@ -289,8 +291,13 @@ class _Training:
         if not all(bool(weight.isfinite().all()) for weight in self.model.parameters()):
             raise NonFiniteLossError(f"Weights are not finite in epoch {self.epoch}; use a smaller `learning_rate`.")
         self.model.eval()
-        with torch.no_grad():
-            scores = task.evaluate(self.model)
+        try:
+            with torch.no_grad():
+                scores = task.evaluate(self.model)
+        except NonFiniteError as error:
+            raise NonFiniteLossError(
+                f"Nothing can be scored in epoch {self.epoch}; use a smaller `learning_rate`. {error}"
+            ) from error
         self.curves.add(self.epoch, self.seconds, loss, scores)
         self.recent = []
         if self.curves.best == len(self.curves.epochs) - 1:
@@ -336,22 +343,32 @@ class _Training:
                         f"{path} is of another {what}: it has {found} where {wanted} was asked for. Name another file, "
                         "one for each run, or remove this one to begin anew."
                     )
-        if start != self.start:
-            warnings.warn(
-                f"{path} was begun with other initial weights and takes the place of those given. If it is of another "
-                "seed, name another file, one for each run.",
-                CheckpointWarning,
-                stacklevel=4,
-            )
         model, optimizer, self.best, random, random_cuda = saved
         self.model.load_state_dict(model)
         self.optimizer.load_state_dict(optimizer)
         for group in self.optimizer.param_groups:  # where training goes on now, not where it was
             group["capturable"] = self.replay is not None
         self.curves, self.epoch, self.seconds = curves, epoch, seconds
+        if start != self.start:
+            self._say_other_weights(path)
+            self.start = start
         torch.set_rng_state(random.cpu())
         if random_cuda is not None:
             torch.cuda.set_rng_state(random_cuda.cpu(), self.device)
+
+    def _say_other_weights(self, path: Path) -> None:
+        """Warns that a run begun with other initial weights continues; raises where it is over."""
+        hint = "If it is of another seed, name another file, one for each run"
+        if self.done:
+            raise CheckpointError(
+                f"{path} is of a finished run with other initial weights than those given: nothing would be trained. "
+                f"{hint}, or remove this one to begin anew."
+            )
+        warnings.warn(
+            f"{path} was begun with other initial weights, and continues with those in place of those given. {hint}.",
+            CheckpointWarning,
+            stacklevel=5,
+        )
 
 
 def _described(model: nn.Module) -> Iterator[str]:

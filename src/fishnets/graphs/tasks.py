@@ -95,7 +95,7 @@ class NodeTask:
             expect_same_labels(f"`graphs[{part!r}]`", graph, self.labelled)
         self.outputs = num_outputs({part: self.labelled.y[self.labelled[f"{part}_mask"]] for part in PARTS}, score)
         self.score, self.parts, self.test_parts, self.seed, self.draw = score, parts, test_parts, seed, draw
-        self.random_test_parts = random_test_parts
+        self.random_test_parts, self.drawn = random_test_parts, False
         self.tasks_scored()
 
     def losses(self, model: nn.Module, epoch: int) -> Iterator[Tensor]:
@@ -115,6 +115,9 @@ class NodeTask:
         if self.draw is None:
             return self.graphs["train"]
         drawn = self.draw(epoch)
+        if not self.drawn:  # later ones are as the first
+            expect_graph("What `draw` gave", drawn)
+            self.drawn = True
         expect_same_labels("What `draw` gave", drawn, self.labelled)
         return drawn
 
@@ -140,8 +143,8 @@ class NodeTask:
         }
 
     def tasks_scored(self) -> dict[str, int]:
-        """Number of tasks with positives and negatives among validation and test nodes; others do not count."""
-        labels = {part: self.labelled.y[self.labelled[f"{part}_mask"]] for part in ("valid", "test")}
+        """Number of tasks with positives and negatives among the nodes of each part; scores do not count others."""
+        labels = {part: self.labelled.y[self.labelled[f"{part}_mask"]] for part in PARTS}
         return tasks_scored(labels, self.score)
 
     def identity(self) -> str:
@@ -282,8 +285,8 @@ class GraphTask:
         return found
 
     def tasks_scored(self) -> dict[str, int]:
-        """Number of tasks with positives and negatives among validation and test graphs; others do not count."""
-        return tasks_scored({part: self._labels(part) for part in ("valid", "test")}, self.score)
+        """Number of tasks with positives and negatives among the graphs of each part; scores do not count others."""
+        return tasks_scored({part: self._labels(part) for part in PARTS}, self.score)
 
     def identity(self) -> str:
         """A hash of what tells this task from others: its graphs with labels and split, batches, score and seed."""

@@ -62,7 +62,8 @@ def string_yeast_page(root: str | Path) -> str:
             f"`{table['name']}`, {table['num_nodes']:,} nodes (SHA-256 `{table['sha256'][:12]}…`); a DeeperGCN of "
             f"{config['num_layers']} layers of {config['hidden']}, of which the aggregation alone changes. Each had "
             f"the learning rates {rates} in runs of {config['tuning_epochs']} epochs; the best on validation nodes was "
-            f"used in long runs. Means over {len(config['seeds'])} seeds, weights of the last epoch.",
+            f"used in long runs. Means over {len(config['seeds'])} seeds with their errors, weights of the last epoch; "
+            "`naive` is the paper's form of Fishnets.",
             "",
         ]
         rows = []

@@ -33,8 +33,9 @@ def curves_figure(panels: Mapping[str, Mapping[str, Runs]], score: str = "ROC-AU
             curve = runs.curve
             row[0].plot(curve.epochs, curve.loss, color=colour, label=label, linewidth=1.2)
             row[1].plot(curve.epochs, curve.valid, color=colour, linewidth=1.2)
-        row[0].set(xlabel="epochs", ylabel="training loss", title=title, yscale="log")
-        row[1].set(xlabel="epochs", ylabel=f"validation {score}", title=title)
+        row[0].set(xlabel="epochs", ylabel="training loss", yscale="log")
+        row[1].set(xlabel="epochs", ylabel=f"validation {score}")
+        row[0].set_title(title, loc="left", fontsize=9)
     handles = axes[0][0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside upper center", ncols=len(handles[0]), frameon=False, fontsize=8)
     return figure
@@ -51,7 +52,8 @@ def scores_figure(panels: Mapping[str, Mapping[str, Metric]], score: str = "ROC-
             if entry.paper is not None:
                 axis.plot(entry.paper, row, color=colour, marker="x", linestyle="none")
         crosses = " (crosses: paper)" if any(entry.paper is not None for entry in networks.values()) else ""
-        axis.set(xlabel=f"test {score}{crosses}", title=title, yticks=range(len(networks)), yticklabels=list(networks))
+        axis.set(xlabel=f"test {score}{crosses}", yticks=range(len(networks)), yticklabels=list(networks))
+        axis.set_title(title, loc="left", fontsize=9)
         axis.set_ylim(rows - 0.5, -0.5)
     return figure
 

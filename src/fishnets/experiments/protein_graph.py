@@ -93,8 +93,8 @@ def read_graph(folder: Path | None) -> ProteinGraph:
             "This experiment needs a graph in the layout of ogbn-proteins, whose edges have scores between 0 and 1, "
             f"but {given}. ogbn-proteins is at https://ogb.stanford.edu "
             "(http://snap.stanford.edu/ogb/data/nodeproppred/proteins.zip, 0.2 GB): unpack it to a folder named "
-            "ogbn_proteins and give `--data ogbn_proteins`, or give another folder in this layout, such as string_yeast, "
-            "which results/README.md describes."
+            "ogbn_proteins and give `--data ogbn_proteins`, or give another folder in this layout, such as "
+            "string_yeast, which results/README.md describes."
         )
     from fishnets.graphs.datasets import read_node_dataset, sum_of_edges
 

@@ -44,7 +44,7 @@ def test_every_study_runs_and_is_reported(graph: ProteinGraph, study: str, proto
     page = proteins_page(tmp_path, study)
     assert f"{PAPER[config.models[0]]:.4f}" in page
     assert f"smoke-{protocol}-cpu-curves.png" in page
-    assert "Tasks that count: 3 (valid), 3 (test)." in page
+    assert "Tasks that count: 3 (train), 3 (valid), 3 (test)." in page
     assert "Networks are smaller than their names say: num_layers 2, hidden 8." in page
     assert all(f"| {name} |" in page for name in config.models)
 

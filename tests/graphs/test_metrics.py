@@ -6,8 +6,9 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.strategies import PROPERTY
 from torch import Tensor
 
 from fishnets.errors import DataError, NonFiniteError, ShapeError
@@ -24,7 +25,7 @@ def by_pairs(score: Tensor, label: Tensor) -> float:
     return sum(areas) / len(areas)
 
 
-@settings(deadline=None, max_examples=60)
+@PROPERTY
 @given(
     num=st.integers(2, 30),
     tasks=st.integers(1, 5),

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.laws import check_batch_of_one, check_compress_then_merge, check_merging, check_permutation_invariance
 from tests.sets.helpers import FACTORS, PRIOR, QUICK, SIMULATOR, Disc, Recorded, generator, some_sets, tiny
+from tests.strategies import PROPERTY
 
 from fishnets import Fishnet, Information, Sets
 from fishnets.errors import ConfigError, DataError, IncompatibleInformationError, NonFiniteError, ShapeError
@@ -94,6 +95,7 @@ def test_chunks_do_not_matter(chunk: int, factor: str, precision, device) -> Non
     assert_same(model.compress(sets, chunk=chunk), model.compress(sets), TOLERANCE[precision])
 
 
+@PROPERTY
 @given(
     sizes=st.lists(st.integers(0, 9), min_size=1, max_size=6),
     chunk=st.integers(1, 12),
@@ -432,6 +434,7 @@ def test_a_stream_of_chunks_adds_up_to_the_whole() -> None:
     assert_same(total, model.compress(sets, at=POINTS))
 
 
+@PROPERTY
 @given(
     sizes=st.lists(st.integers(0, 9), min_size=1, max_size=6),
     chunk=st.integers(1, 12),

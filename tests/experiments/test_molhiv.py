@@ -96,6 +96,13 @@ def test_strange_categories_are_named_where_they_are_read(tmp_path: Path) -> Non
         read_molecules(folder)
 
 
+def test_labels_that_teach_nothing_are_named_with_their_folder(tmp_path: Path) -> None:
+    folder = molecule_folder(tmp_path)
+    (folder / "raw" / "graph-label.csv.gz").write_bytes(gzip.compress(b"0\n" * len(read_molecules(folder).graphs)))
+    with pytest.raises(DataError, match=rf"^{folder}: No task has positives and negatives in the part 'train'"):
+        read_molecules(folder)
+
+
 def test_missing_data_say_where_they_come_from(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no folder was given\. It is at https://ogb\.stanford\.edu"):
         read_molecules(None)

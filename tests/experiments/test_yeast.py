@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from tests.graphs.folders import protein_folder
+from tests.graphs.folders import LABELS, NODES, protein_folder
 
-from fishnets.errors import ConfigError
+from fishnets.errors import ConfigError, DataError
 from fishnets.experiments import EXPERIMENTS
 from fishnets.experiments.graph_pages import yeast_page
 from fishnets.experiments.graph_study import GraphStudy, StudyResult, paired_difference
@@ -159,3 +160,11 @@ def test_the_share_of_noise_is_smaller_in_sums(config: Config, result: StudyResu
         edges, nodes = (result.metrics[f"noise/{what}/{law}"].value for what in ("edges", "nodes"))
         assert 0 < nodes < edges < 1
     assert result.metrics["tasks_scored/valid"].value <= config.table.data.y.shape[1]
+
+
+def test_labels_that_teach_nothing_are_named_with_their_folder(tmp_path: Path) -> None:
+    folder = protein_folder(tmp_path)
+    rows = (",".join("1" * LABELS) + "\n") * NODES
+    (folder / "raw" / "node-label.csv.gz").write_bytes(gzip.compress(rows.encode()))
+    with pytest.raises(DataError, match=rf"^{folder}: No task has positives and negatives in the part 'train'"):
+        read_graph(folder)

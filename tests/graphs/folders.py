@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["MOLECULES", "NODES", "molecule_folder", "protein_folder", "write_folder"]
+__all__ = ["LABELS", "MOLECULES", "NODES", "molecule_folder", "protein_folder", "write_folder"]
 
 NODES, EDGES, LABELS = 40, 150, 3
 MOLECULES = 24

@@ -35,7 +35,15 @@ from torch import Tensor
 
 from fishnets.errors import ConfigError, DataError
 from fishnets.experiments.candidates import expect_choices
-from fishnets.experiments.graph_study import GraphStudy, NamedGraph, Runs, StudyConfig, StudyResult, paired_difference
+from fishnets.experiments.graph_study import (
+    GraphStudy,
+    NamedGraph,
+    Runs,
+    StudyConfig,
+    StudyResult,
+    naming,
+    paired_difference,
+)
 from fishnets.experiments.records import Metric
 
 __all__ = ["MODELS", "PAPER", "Config", "config_for", "make_model", "read_graphs", "run"]
@@ -209,6 +217,7 @@ def _read(path: Path) -> NamedGraph:
 def _read_arxiv(folder: Path) -> Any:
     """A graph in OGB's layout whose nodes have features and a class each."""
     from fishnets.graphs.datasets import read_node_dataset
+    from fishnets.graphs.tasks import NodeTask
 
     data = read_node_dataset(folder)
     if data.x is None or data.y.shape[1] != 1 or data.y.is_floating_point():
@@ -218,6 +227,8 @@ def _read_arxiv(folder: Path) -> Any:
             "features and one class for each node were expected, as ogbn-arxiv has them."
         )
     data.y, data.edge_attr = data.y.flatten(), None
+    with naming(folder):
+        NodeTask(data, score="accuracy")  # looks at labels and split
     return data
 
 

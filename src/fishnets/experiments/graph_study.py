@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fishnets.errors import ConfigError, NonFiniteError, NonFiniteLossError
+from fishnets.errors import ConfigError, DataError, NonFiniteError, NonFiniteLossError, ShapeError
 from fishnets.experiments.parts import Parts
 from fishnets.experiments.records import Metric, metric
 from fishnets.inference.efficiency import mean_with_error
@@ -39,6 +39,7 @@ __all__ = [
     "Runs",
     "StudyConfig",
     "StudyResult",
+    "naming",
     "paired_difference",
     "spread",
 ]
@@ -132,6 +133,15 @@ class StudyResult:
     metrics: dict[str, Metric]
     seconds: float
     runs: dict[str, Runs]
+
+
+@contextmanager
+def naming(folder: Path | str | None) -> Iterator[None]:
+    """Says which folder, where what was read from it is refused."""
+    try:
+        yield
+    except (DataError, ShapeError) as error:
+        raise type(error)(f"{folder}: {error}") from error
 
 
 def spread(values: Tensor) -> Metric:

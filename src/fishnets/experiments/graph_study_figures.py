@@ -53,7 +53,7 @@ def scores_figure(panels: Mapping[str, Mapping[str, Metric]], score: str = "ROC-
                 axis.plot(entry.paper, row, color=colour, marker="x", linestyle="none")
         crosses = " (crosses: paper)" if any(entry.paper is not None for entry in networks.values()) else ""
         axis.set(xlabel=f"test {score}{crosses}", yticks=range(len(networks)), yticklabels=list(networks))
-        axis.set_title(title, loc="left", fontsize=9)
+        axis.set_title(title, loc="right", fontsize=9)  # over the labels too, which leave room for it
         axis.set_ylim(rows - 0.5, -0.5)
     return figure
 

@@ -24,7 +24,7 @@ from typing import Any
 from fishnets.arrays import fingerprint
 from fishnets.errors import ConfigError, DataError
 from fishnets.experiments.candidates import expect_choices
-from fishnets.experiments.graph_study import GraphStudy, Runs, StudyConfig, StudyResult, paired_difference
+from fishnets.experiments.graph_study import GraphStudy, Runs, StudyConfig, StudyResult, naming, paired_difference
 from fishnets.experiments.records import Metric
 
 __all__ = ["ATOMS", "BONDS", "MODELS", "Config", "Molecules", "config_for", "read_molecules", "run"]
@@ -84,10 +84,13 @@ def read_molecules(folder: Path | None) -> Molecules:
             "named ogbg_molhiv and give `--data ogbg_molhiv`."
         )
     from fishnets.graphs.graph_datasets import read_graph_dataset
+    from fishnets.graphs.tasks import GraphTask
 
     graphs = read_graph_dataset(folder)
     for what, values, sizes in (("atoms", graphs.x, ATOMS), ("bonds", graphs.edge_attr, BONDS)):
         _expect_categories(folder, what, values, sizes)
+    with naming(folder):
+        GraphTask(graphs, batch_size=1)  # looks at labels and split
     tensors = {name: getattr(graphs, name) for name in ("x", "edge_index", "edge_attr", "y", "node_ptr", "edge_ptr")}
     return Molecules(Path(folder).name, fingerprint(**tensors, **graphs.parts), graphs)
 

@@ -11,7 +11,7 @@ import torch
 
 from fishnets.arrays import fingerprint
 from fishnets.errors import ConfigError, DataError
-from fishnets.experiments.graph_study import NamedGraph
+from fishnets.experiments.graph_study import NamedGraph, naming
 
 __all__ = ["ProteinGraph", "read_graph"]
 
@@ -97,6 +97,7 @@ def read_graph(folder: Path | None) -> ProteinGraph:
             "string_yeast, which results/README.md describes."
         )
     from fishnets.graphs.datasets import read_node_dataset, sum_of_edges
+    from fishnets.graphs.tasks import NodeTask
 
     data = read_node_dataset(folder)
     scores = data.edge_attr
@@ -104,5 +105,7 @@ def read_graph(folder: Path | None) -> ProteinGraph:
         given = "none" if scores is None else f"some from {scores.min():g} to {scores.max():g}"
         raise DataError(f"Edges in {folder} were expected to have scores between 0 and 1, but have {given}.")
     data.x = torch.log1p(sum_of_edges(data))
+    with naming(folder):
+        NodeTask(data)  # looks at labels and split
     tensors = {name: value for name, value in data.to_dict().items() if isinstance(value, torch.Tensor)}
     return ProteinGraph(Path(folder).name, fingerprint(**tensors), data)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
+from torch_geometric.explain.algorithm.utils import clear_masks, set_masks
 from torch_geometric.loader import RandomNodeLoader
 from torch_geometric.nn.aggr import Aggregation, MultiAggregation, SumAggregation
 
@@ -461,3 +462,29 @@ def test_wrong_categories_are_named(sizes: Any, message: str) -> None:
 def test_species_join_numbers_alone() -> None:
     with pytest.raises(ConfigError, match="`one_hot` joins features that are numbers"):
         DeeperGCN((2, 3), None, 2, one_hot=4)
+
+
+def test_messages_are_shown_to_hooks_and_explainers(graph: Graph) -> None:
+    model = made(graph, aggregation="sum").eval()
+    inputs, seen = (graph.x, graph.edge_index, graph.edge_attr), []
+    expected = model(*inputs)
+    conv = model.layers[1].conv
+    hook = conv.register_message_forward_hook(lambda *given: seen.append(given[2].shape))
+    torch.testing.assert_close(model(*inputs), expected)
+    assert seen == [(30, 8)]
+    hook.remove()
+    mask = nn.Parameter(torch.ones(30, device=graph.x.device, dtype=graph.x.dtype))
+    set_masks(model, mask, graph.edge_index, apply_sigmoid=False)
+    torch.testing.assert_close(model(*inputs), expected)
+    with torch.no_grad():
+        mask[:5] = 0
+    assert not torch.allclose(model(*inputs), expected)
+    clear_masks(model)
+    torch.testing.assert_close(model(*inputs), expected)
+
+
+def test_sorted_edges_of_pyg_give_the_same(graph: Graph) -> None:
+    model = made(graph).eval()
+    edges, order = EdgeIndex(graph.edge_index, sparse_size=(9, 9)).sort_by("col")
+    expected = model(graph.x, graph.edge_index, graph.edge_attr)
+    torch.testing.assert_close(model(graph.x, edges, graph.edge_attr[order]), expected)

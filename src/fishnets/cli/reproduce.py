@@ -16,6 +16,7 @@ from fishnets.errors import ConfigError, MissingExtraError
 from fishnets.experiments import EXPERIMENTS
 from fishnets.experiments.records import Record, hardware_name, refuse_overwrite, versions, write_record
 from fishnets.experiments.report import comparison_table
+from fishnets.ops.allocation import keep_freed_memory
 
 __all__ = ["reproduce"]
 
@@ -80,6 +81,7 @@ def reproduce(
         raise ConfigError(f"--out names {out}, which is a file; a folder was expected.")
     hardware = hardware_name(where)
     refuse_overwrite(out / name / f"{preset}-{protocol}-{hardware}.json", overwrite)
+    keep_freed_memory()
     checkpoints = out / name / "checkpoints" / f"{preset}-{protocol}-{where}-seed{seed}"
     try:
         result = experiment.run(config, checkpoints)

@@ -3,8 +3,6 @@
 Groups are gone through one after the other, the channels of a message side by side in registers. Forward a group is
 read twice, the second time from the cache: for its largest logits, then for the sums relative to them. The exponential
 is a polynomial, because a call to the library's would keep loops from being vectorised.
-
-Numba is imported when the first kernel is asked for. Kernels let go of the interpreter while they run.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, call-arg"
@@ -17,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from fishnets.ops.compilation import compiled
+
 __all__ = ["pull_kernel", "sum_kernel"]
 
 F = np.float32
@@ -24,17 +24,6 @@ LOWEST = F(-88.0)  # exp of less is no normal number: it gives 0 instead
 LOG2_E = F(math.log2(math.e))
 LN2_HIGH, LN2_LOW = F(0.693359375), F(-2.12194440e-4)  # the first has few bits, so that its multiples are exact
 EXP = tuple(F(1 / math.factorial(n)) for n in (6, 5, 4, 3, 2))  # of a number of at most ln 2 / 2: 2e-7 of it are left
-
-
-@cache
-def _compiled(kernel: Any, arguments: str) -> Any:
-    """Compiles a kernel of arrays, such as ``i1`` for whole numbers and ``f2`` for others in two dimensions."""
-    import numba
-
-    kinds = {"i": numba.int64, "f": numba.float32}
-    arrays = [numba.types.Array(kinds[one[0]], int(one[1]), "C") for one in arguments.split()]
-    signature = (*arrays, numba.int64, numba.int64)
-    return numba.njit(signature, nogil=True, fastmath={"contract", "nsz"})(kernel)
 
 
 @cache
@@ -105,7 +94,7 @@ def sum_kernel() -> Any:
             for c in range(channels):
                 weighted[c] /= total[c]
 
-    return _compiled(kernel, "i1 i1 f2 f1 f2 f2 f2")
+    return compiled(kernel, "i1 i1 f2 f1 f2 f2 f2")
 
 
 @cache
@@ -137,4 +126,4 @@ def pull_kernel() -> Any:
                     grad_x[row, c] = share * (F(1) + slope * away)
                     grad_slope[group, c] += share * value * away
 
-    return _compiled(kernel, "i1 i1 f2 f1 f2 f2 f2 f2 f2")
+    return compiled(kernel, "i1 i1 f2 f1 f2 f2 f2 f2 f2")

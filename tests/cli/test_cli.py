@@ -76,6 +76,9 @@ def test_an_interrupted_run_says_where_it_continues(tmp_path: Path, monkeypatch:
     done = CliRunner().invoke(app, ["reproduce", "saturation", *SMALL, "--out", str(tmp_path / "out")])
     assert done.exit_code == 130
     assert "smoke-clean-cpu-seed0: the same command continues from there." in done.stderr
+    monkeypatch.setitem(EXPERIMENTS, "saturation", replace(EXPERIMENTS["saturation"], anywhere=True))
+    done = CliRunner().invoke(app, ["reproduce", "saturation", *SMALL, "--out", str(tmp_path / "out")])
+    assert "smoke-clean-seed0: the same command continues from there." in done.stderr
     (tmp_path / "file").touch()
     done = CliRunner().invoke(app, ["reproduce", "saturation", *SMALL, "--out", str(tmp_path / "file")])
     with pytest.raises(ConfigError, match=r"--out names .*file, which is a file; a folder was expected"):

@@ -264,8 +264,9 @@ def test_epochs_are_timed_without_evaluation_and_what_is_loaded_first(monkeypatc
     assert climbed(Slow(), (0.1,)).seconds_per_epoch == 2.0
 
 
-def test_a_study_depends_on_all_of_a_config_but_the_choice_of_runs(tmp_path: Path) -> None:
-    config = SimpleNamespace(seed=3, device="cpu", to_dict=lambda: {"seed": 3, "width": 8, "seeds": [0], "models": []})
+def test_a_study_depends_on_all_of_a_config_but_the_choice_of_runs_and_the_device(tmp_path: Path) -> None:
+    fields = {"seed": 3, "width": 8, "device": "cpu"}
+    config = SimpleNamespace(seed=3, device="cpu", to_dict=lambda: {**fields, "seeds": [0], "models": []})
     found = GraphStudy.of(config, tmp_path, ("seeds", "models"))
     assert found.depends == {"seed": 3, "width": 8}
     assert (found.seed, found.device, found.parts.folder) == (3, "cpu", tmp_path)
@@ -279,6 +280,7 @@ def test_runs_are_recorded_by_name_with_their_spread(any_runs: Runs) -> None:
         "epochs_to_best": torch.tensor([10.0, 20.0]),
         "epochs_trained": torch.tensor([30.0, 30.0]),
         "trained_to_the_end": torch.tensor([0.0, 1.0]),
+        "on_a_gpu": torch.tensor([1.0, 1.0]),
         "weights": torch.tensor([1.0, 1.0]),
         "last": torch.tensor([0.4, 0.8]),
         "last_spread": torch.tensor([0.1, 0.3]),
@@ -292,6 +294,7 @@ def test_runs_are_recorded_by_name_with_their_spread(any_runs: Runs) -> None:
         "epochs_to_best": (15.0, 10 * half),
         "epochs_trained": (30.0, 0.0),
         "trained_to_the_end": (0.5, half),
+        "on_a_gpu": (1.0, 0.0),
         "seconds_to_best": (30.0, 20 * half),
         "seconds_per_epoch": (2.0, 0.0),
         "last_evaluations": (0.6, 0.2),  # the mean of the spreads of each run

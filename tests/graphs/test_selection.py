@@ -104,6 +104,14 @@ def test_a_training_continues_as_if_it_had_not_stopped(tmp_path: Path) -> None:
         trained(Recipe(epochs=9, learning_rate=0.02), path)
 
 
+def test_a_training_begun_on_a_gpu_continues_without_one(tmp_path: Path) -> None:
+    recipe, path = Recipe(epochs=4, learning_rate=0.02), tmp_path / "training.pt"
+    _, wanted = trained(recipe, path)
+    torch.save(torch.load(path) | {"random_cuda": torch.zeros(16, dtype=torch.uint8)}, path)
+    _, curves = trained(recipe, path)
+    assert curves == wanted
+
+
 def test_checkpoints_of_other_runs_and_damaged_ones_are_refused(tmp_path: Path) -> None:
     class Named(Sums):
         def __init__(self, name: str) -> None:

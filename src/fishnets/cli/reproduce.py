@@ -82,7 +82,8 @@ def reproduce(
     hardware = hardware_name(where)
     refuse_overwrite(out / name / f"{preset}-{protocol}-{hardware}.json", overwrite)
     keep_freed_memory()
-    checkpoints = out / name / "checkpoints" / f"{preset}-{protocol}-{where}-seed{seed}"
+    device_name = "" if experiment.anywhere else f"-{where}"
+    checkpoints = out / name / "checkpoints" / f"{preset}-{protocol}{device_name}-seed{seed}"
     try:
         result = experiment.run(config, checkpoints)
     except KeyboardInterrupt:

@@ -78,12 +78,14 @@ class Experiment:
         draw: Result and the stem of its figures' names to figures in files.
         read: Path of a data file, or None where none was given, to what ``config_for`` takes as ``table``; None for
             experiments that need no file.
+        anywhere: Whether what one device has finished may be continued on another.
     """
 
     config_for: Callable[..., Any]
     run: Callable[..., Any]
     draw: Callable[..., None]
     read: Callable[[Path | None], Any] | None = None
+    anywhere: bool = False
 
 
 EXPERIMENTS = {
@@ -105,15 +107,18 @@ EXPERIMENTS = {
     "string-yeast": Experiment(
         string_yeast.config_for, string_yeast.run, string_yeast_figures.draw, read=protein_graph.read_graph
     ),
-    "molhiv": Experiment(molhiv.config_for, molhiv.run, molhiv_figures.draw, read=molhiv.read_molecules),
-    "yeast": Experiment(yeast.config_for, yeast.run, yeast_figures.draw, read=protein_graph.read_graph),
-    "arxiv": Experiment(arxiv.config_for, arxiv.run, arxiv_figures.draw, read=arxiv.read_graphs),
+    "molhiv": Experiment(
+        molhiv.config_for, molhiv.run, molhiv_figures.draw, read=molhiv.read_molecules, anywhere=True
+    ),
+    "yeast": Experiment(yeast.config_for, yeast.run, yeast_figures.draw, read=protein_graph.read_graph, anywhere=True),
+    "arxiv": Experiment(arxiv.config_for, arxiv.run, arxiv_figures.draw, read=arxiv.read_graphs, anywhere=True),
     **{
         study: Experiment(
             partial(proteins.config_for, study=study),
             proteins.run,
             proteins_figures.draw,
             read=protein_graph.read_graph,
+            anywhere=True,
         )
         for study in proteins.STUDIES
     },

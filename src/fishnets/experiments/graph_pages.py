@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fishnets.experiments.graph_study import TO_THE_END
+from fishnets.experiments.graph_study import ON_A_GPU, TO_THE_END
 from fishnets.experiments.proteins import PAPER
 from fishnets.experiments.records import Metric, Record
 from fishnets.experiments.report import MADE, facts_of, format_metric, markdown_table, records_of
@@ -281,8 +281,12 @@ def _schedule(config: Mapping[str, Any], metrics: Mapping[str, Metric], labels: 
     runs = {label: metrics[f"runs/{label}"].value for label in labels if f"runs/{label}" in metrics}
     to_the_end = sum(metrics[f"{TO_THE_END}/{label}"].value * count for label, count in runs.items())
     some = f"; {to_the_end:.0f} of {sum(runs.values()):.0f} runs went on to the last" if runs else ""
+    shares = {label: metrics.get(f"{ON_A_GPU}/{label}", Metric(0.0, 0.0)).value for label in runs}
+    on_a_gpu = sum(shares[label] * count for label, count in runs.items())
+    both = f" {on_a_gpu:.0f} of them ran on a GPU and the others on a CPU; times are of the hardware named above."
     rate = "Learning rates" if len(rates) > 1 else "Learning rate"
-    return f"{rate} {listed}{shorter}, up to {config['epochs']:,} epochs{until}{some}."
+    mixed = both if 0 < on_a_gpu < sum(runs.values()) else ""
+    return f"{rate} {listed}{shorter}, up to {config['epochs']:,} epochs{until}{some}.{mixed}"
 
 
 def _tuning(metrics: Mapping[str, Metric], labels: Sequence[str], rates: Sequence[float]) -> list[str]:

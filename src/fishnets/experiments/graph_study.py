@@ -4,7 +4,8 @@ Every network of a study has the same budget: a run at each learning rate, the b
 used with all seeds. A run is scored by the test data where it is best on validation data. How long an epoch takes is
 measured after all runs of a network, which may thus share a machine; it should have nothing else to do then. On a GPU,
 sums in no fixed order make runs of one seed differ; on a CPU they agree to the last bit, also where one was
-interrupted.
+interrupted. A study may be continued on another device: runs are kept whatever they ran on, which is recorded, and
+epochs are timed where the record is made.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from fishnets.errors import ConfigError, DataError, NonFiniteError, NonFiniteLossError, ShapeError
 from fishnets.experiments.parts import Parts
-from fishnets.experiments.records import Metric, metric
+from fishnets.experiments.records import Metric, hardware_name, metric
 from fishnets.inference.efficiency import mean_with_error
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CURVE",
     "DIVERGED",
+    "ON_A_GPU",
     "TO_THE_END",
     "Curve",
     "GraphStudy",
@@ -45,6 +47,7 @@ __all__ = [
 ]
 
 AT_END, CURVE, DIVERGED = "at_end/", "curve/", "diverged"  # names of what a run measured, or how they begin
+ON_A_GPU = "on_a_gpu"  # which runs were
 TO_THE_END = "trained_to_the_end"  # which runs went on to the last epoch they were allowed: they may not have converged
 TIMED = 10  # epochs at most, after as many that load what is needed
 LONG = 30.0  # seconds, for which as many as fit are timed
@@ -108,7 +111,7 @@ class Runs:
         found |= {f"loss/{label}": spread(self.measures["loss"])}
         epochs = self.measures["epochs_to_best"]
         found |= {f"{name}/{label}": spread(self.measures[name]) for name in ("epochs_to_best", "epochs_trained")}
-        found |= {f"{TO_THE_END}/{label}": spread(self.measures[TO_THE_END])}
+        found |= {f"{name}/{label}": spread(self.measures[name]) for name in (TO_THE_END, ON_A_GPU)}
         found[f"runs/{label}"] = Metric(float(len(self.seeds)), 0.0)
         found |= {f"seconds_to_best/{label}": spread(self.seconds_per_epoch * epochs)}
         found |= {f"seconds_per_epoch/{label}": Metric(self.seconds_per_epoch, 0.0)}
@@ -193,8 +196,8 @@ class GraphStudy:
 
     @staticmethod
     def of(config: Any, checkpoints: Path | None, choice: Sequence[str], progress: bool | None = None) -> GraphStudy:
-        """The study of a config whose runs depend on all of its fields but those that choose among runs."""
-        depends = {name: value for name, value in config.to_dict().items() if name not in choice}
+        """The study of a config whose runs depend on its fields, without the device and those that choose among runs."""
+        depends = {name: value for name, value in config.to_dict().items() if name not in (*choice, "device")}
         return GraphStudy(depends, checkpoints, config.seed, config.device, progress)
 
     def runs(
@@ -240,7 +243,8 @@ class GraphStudy:
         measures["epochs_trained"] = torch.tensor([curve.epochs[-1] for curve in curves], dtype=torch.float64)
         measures[TO_THE_END] = (measures["epochs_trained"] >= recipe.epochs).double()
         timed = partial(self._time, make, first, replace(recipe, learning_rate=rate))
-        depends = self.depends | {"label": label, "timed": TIMED, "replay": recipe.replay}
+        where = {"hardware": hardware_name(self.device)}
+        depends = self.depends | {"label": label, "timed": TIMED, "replay": recipe.replay} | where
         seconds = self.parts.measured(f"{_name(label)}-time", depends, timed)
         scored: dict[str, int] = getattr(first, "tasks_scored", dict)()
         diverged = tuple(one for one in tried if one not in valid)
@@ -283,6 +287,7 @@ class GraphStudy:
         found["epochs_to_best"] = Metric(float(curves.epochs_to_best), 0.0)
         found["last"], found["loss"] = spread(last), Metric(curves.loss[curves.best], 0.0)
         found["weights"] = Metric(float(sum(p.numel() for p in model.parameters())), 0.0)
+        found[ON_A_GPU] = Metric(float(torch.device(self.device).type == "cuda"), 0.0)
         found |= {AT_END + name: Metric(score, 0.0) for name, score in more.items()}
         for i, epoch in enumerate(curves.epochs):
             found[f"{CURVE}{epoch}/loss"] = Metric(curves.loss[i], 0.0)

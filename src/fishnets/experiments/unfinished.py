@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fishnets.experiments.graph_study import CURVE, DIVERGED, spread
+from fishnets.experiments.graph_study import CURVE, DIVERGED, ON_A_GPU, spread
 from fishnets.experiments.parts import read_part
 from fishnets.experiments.records import metric
 from fishnets.experiments.report import format_metric, markdown_table
@@ -43,11 +43,11 @@ def runs_so_far(folder: Path) -> list[str]:
     for key, parts in studies.items():
         config, runs = json.loads(key), _runs(parts)
         rows = [_row(runs, label, rate) for label, rate in sorted(runs)]
-        header = ["network", "rate", "seeds", *SCORES.values(), FIRST, *COUNTS.values(), "to the last epoch", "epochs"]
-        header.append(AHEAD)
+        header = ["network", "rate", "seeds", *SCORES.values(), FIRST, *COUNTS.values()]
+        header += ["to the last epoch", "on a GPU", "epochs", AHEAD]
         paired = any(row[-1] for row in rows)
         lines += [
-            f"## Not over: {config['preset']} preset, {config['protocol']} protocol ({config['device']})",
+            f"## Not over: {config['preset']} preset, {config['protocol']} protocol",
             "",
             f"Finished runs on {_data(config['table'])}, of which there is no record yet. Test score where that of "
             "validation data is best, and the mean over the last ten evaluations; means and spreads over seeds, "
@@ -68,11 +68,11 @@ def _row(runs: Runs, label: str, rate: float) -> list[str]:
     epochs = ", ".join(map(str, sorted({part["config"]["recipe"]["epochs"] for part in found.values()})))
     start = [label, f"{rate:g}", f"{len(found)}"]
     if any(DIVERGED in part["metrics"] for part in found.values()):
-        return [*start, DIVERGED, *[""] * (len(SCORES) + len(COUNTS) + 1), epochs, ""]
+        return [*start, DIVERGED, *[""] * (len(SCORES) + len(COUNTS) + 2), epochs, ""]
     cells = [_score(_values(found, name)) for name in SCORES]
     cells.append(f"{float(_values(found, 'valid')[0]):.4f}")
     cells += [f"{_values(found, name).mean():,.0f}" for name in COUNTS]
-    cells.append(f"{sum(map(_to_the_end, found.values()))} of {len(found)}")
+    cells += [f"{sum(map(_to_the_end, found.values()))} of {len(found)}", f"{_values(found, ON_A_GPU).sum():.0f}"]
     return [*start, *cells, epochs, _ahead(runs, label, rate)]
 
 
@@ -101,7 +101,7 @@ def _data(table: Any) -> str:
 def _command(folder: Path, config: Mapping[str, Any]) -> str:
     """What continues a study."""
     table, seed = config["table"], config.get("seed", 0)
-    options = {name: config[name] for name in ("preset", "protocol", "device")}
+    options = {name: config[name] for name in ("preset", "protocol")}
     options |= {"data": "FOLDER" if isinstance(table, list) else table["name"]} | ({"seed": seed} if seed else {})
     return " ".join(["fishnets reproduce", folder.name, *(f"--{name} {value}" for name, value in options.items())])
 

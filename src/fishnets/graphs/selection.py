@@ -353,7 +353,7 @@ class _Training:
             self._say_other_weights(path)
             self.start = start
         torch.set_rng_state(random.cpu())
-        if random_cuda is not None:
+        if random_cuda is not None and self.device.type == "cuda":  # else it goes on elsewhere, with other numbers
             torch.cuda.set_rng_state(random_cuda.cpu(), self.device)
 
     def _say_other_weights(self, path: Path) -> None:

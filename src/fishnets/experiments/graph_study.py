@@ -196,7 +196,7 @@ class GraphStudy:
 
     @staticmethod
     def of(config: Any, checkpoints: Path | None, choice: Sequence[str], progress: bool | None = None) -> GraphStudy:
-        """The study of a config whose runs depend on its fields, without the device and those that choose among runs."""
+        """The study of a config; its runs depend on all fields but the device and those that choose among runs."""
         depends = {name: value for name, value in config.to_dict().items() if name not in (*choice, "device")}
         return GraphStudy(depends, checkpoints, config.seed, config.device, progress)
 

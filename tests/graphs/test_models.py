@@ -488,3 +488,20 @@ def test_sorted_edges_of_pyg_give_the_same(graph: Graph) -> None:
     edges, order = EdgeIndex(graph.edge_index, sparse_size=(9, 9)).sort_by("col")
     expected = model(graph.x, graph.edge_index, graph.edge_attr)
     torch.testing.assert_close(model(graph.x, edges, graph.edge_attr[order]), expected)
+
+
+def test_edges_and_devices_of_other_kinds_are_taken(graph: Graph) -> None:
+    model = made(graph, aggregation="sum").train()
+    expected = model(graph.x, graph.edge_index, graph.edge_attr)
+    torch.testing.assert_close(model(graph.x, graph.edge_index.int(), graph.edge_attr), expected)
+    with torch.device("meta"):  # where others make their tensors
+        torch.testing.assert_close(model(graph.x, graph.edge_index, graph.edge_attr), expected)
+
+
+def test_a_layer_alone_convolves_between_two_sets_of_nodes(graph: Graph) -> None:
+    conv = made(graph).layers[0].conv
+    edges, sources = torch.tensor([[0, 4, 8, 2], [0, 1, 2, 2]], device=graph.x.device), torch.rand_like(graph.x[:, :2])
+    x = torch.cat([sources] * 4, dim=1)  # of the layers' width
+    out = conv((x, x[:3]), edges, torch.cat([x[:4]]))
+    whole = conv(x, edges, torch.cat([x[:4]]))
+    torch.testing.assert_close(out, whole[:3])

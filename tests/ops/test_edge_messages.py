@@ -52,9 +52,9 @@ def test_layouts_and_single_gradients_do_not_matter():
 def test_threads_change_nothing(monkeypatch: pytest.MonkeyPatch):
     x, edge, source = graph(50, 64, 9_000)
     found = []
-    for threads in (1, 3, 8):
+    for threads, backend in ((1, "reference"), (1, "fused"), (3, "fused"), (8, "fused")):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        out = edge_messages(x, edge, source)
+        out = edge_messages(x, edge, source, backend=backend)
         found.append([out.detach(), *torch.autograd.grad(out.square().sum(), (x, edge))])
     for more in found[1:]:
         assert all(torch.equal(one, other) for one, other in zip(found[0], more, strict=True))
@@ -101,6 +101,10 @@ def test_what_was_given_and_expected_is_said():
         edge_messages(x, edge[1:], source)
     with pytest.raises(ShapeError, match=r"`source` is torch\.int32 of shape \(10,\), but \(N, C\), \(E, C\) and"):
         edge_messages(x, edge, source.int())
+    with pytest.raises(ShapeError, match=r"`source` is torch\.int64 of shape \(10, 1\), but"):
+        edge_messages(x, edge.unsqueeze(1), source.unsqueeze(1))
+    beside = source.numpy()  # changes that PyTorch does not see
     for wrong in (4, -1):
-        with pytest.raises(DataError, match=r"^Edges begin at the nodes -?\d to -?\d, but there are 4 nodes, 0 to 3"):
-            edge_messages(x, edge, torch.full_like(source, wrong))
+        beside[0] = wrong
+        with pytest.raises(DataError, match=r"^`source` runs from -?\d to \d but there are 4 rows, 0 to 3\.$"):
+            edge_messages(x, edge, source)

@@ -19,6 +19,7 @@ pytest.importorskip("numba")
 
 from fishnets.ops.segment_information import fused_cpu
 from fishnets.ops.segment_information.fused_cpu import CHUNK, backward, forward, obstacle
+from fishnets.ops.threads import run_ranges
 
 # whole blocks of 8 rows, partial ones, and groups without a row, at both ends and between
 SIZES = [0, 1, 8, 0, 0, 9, 7, 17, 2, 40, 0]
@@ -280,10 +281,10 @@ def test_an_interrupt_inside_of_a_kernel_is_one(monkeypatch: pytest.MonkeyPatch)
         raise SystemError("returned a result with an exception set") from KeyboardInterrupt()
 
     with pytest.raises(KeyboardInterrupt):
-        fused_cpu.run_ranges(interrupted, 1, torch.tensor([0, 5]), [])
+        run_ranges(interrupted, 1, torch.tensor([0, 5]), [])
 
     def broken(*_: object) -> None:
         raise SystemError("something else")
 
     with pytest.raises(SystemError, match="something else"):
-        fused_cpu.run_ranges(broken, 1, torch.tensor([0, 5]), [])
+        run_ranges(broken, 1, torch.tensor([0, 5]), [])

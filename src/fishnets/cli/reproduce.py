@@ -81,7 +81,8 @@ def reproduce(
         raise ConfigError(f"--out names {out}, which is a file; a folder was expected.")
     hardware = hardware_name(where)
     refuse_overwrite(out / name / f"{preset}-{protocol}-{hardware}.json", overwrite)
-    keep_freed_memory()
+    if where == "cpu":
+        keep_freed_memory()
     device_name = "" if experiment.anywhere else f"-{where}"
     checkpoints = out / name / "checkpoints" / f"{preset}-{protocol}{device_name}-seed{seed}"
     try:

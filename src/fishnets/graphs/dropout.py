@@ -45,7 +45,7 @@ class Dropout(nn.Module):
         if x.device.type != "cpu" or torch.compiler.is_compiling() or transforms_active():
             return functional.dropout(x, self.share)
         dropped = min(round(self.share * LEVELS), LEVELS - 1)
-        draws = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
+        draws = torch.empty((x.numel() + 3) // 4, dtype=torch.int64, device=x.device).random_(-(2**63), None)
         levels = draws.view(torch.int16)[: x.numel()].view(x.shape)  # from -LEVELS / 2 to LEVELS / 2 - 1
         kept = (levels >= dropped - LEVELS // 2).to(x.dtype)
         return x * kept.mul_(LEVELS / (LEVELS - dropped))

@@ -19,14 +19,14 @@ graph, which ``torch_geometric.loader.RandomNodeLoader`` draws.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch_geometric.nn import DeepGCNLayer, GENConv, MessagePassing, aggr
+from torch_geometric.nn import DeepGCNLayer, aggr
 from torch_geometric.nn.aggr import Aggregation
 from torch_geometric.nn.inits import reset
 from torch_geometric.nn.resolver import aggregation_resolver
@@ -34,13 +34,12 @@ from torch_geometric.nn.resolver import aggregation_resolver
 from fishnets.errors import ConfigError, DataError, ShapeError, expect_last_dim, expect_positive
 from fishnets.graphs.aggregation import FishnetsAggregation, autocasts
 from fishnets.graphs.dropout import Dropout
+from fishnets.graphs.gen_conv import Convolution
 from fishnets.graphs.softmax import SoftmaxAggregation
-from fishnets.ops.edge_messages import edge_messages
 from fishnets.ops.memory import remembered
 
 __all__ = ["CategoryEncoder", "DeeperGCN"]
 
-HOOKED = ("_propagate_", "_message_", "_aggregate_")  # hooks of PyTorch Geometric's convolutions
 NORMS = {"layer": nn.LayerNorm, "batch": nn.BatchNorm1d}
 
 
@@ -242,30 +241,6 @@ class CategoryEncoder(nn.Module):
         known = self.table.weight.new_zeros(len(x), self.table.num_embeddings).scatter_(1, place, 1.0)
         out: Tensor = known @ self.table.weight
         return out
-
-
-class Convolution(GENConv):  # type: ignore[misc]
-    """GENConv of one width that makes the messages of a graph with features of edges in one operation.
-
-    Where others look at messages, such as explainers, and for graphs in other forms than lists of edges, these are made
-    step by step.
-    """
-
-    def propagate(self, edge_index: Any, size: Any = None, **given: Any) -> Tensor:
-        """What the messages of each node are aggregated to (N, C), from features ``x`` and ``edge_attr``."""
-        out: Tensor
-        (x, _), edge = given["x"], given["edge_attr"]
-        listed = type(edge_index) is Tensor and edge_index.layout is torch.strided
-        if edge is None or not listed or x.ndim != 2 or self.explain or any(self._hooks()):
-            out = MessagePassing.propagate(self, edge_index, size, **given)
-        else:
-            source, target = edge_index
-            out = self.aggr_module(edge_messages(x, edge, source, self.eps), target, dim_size=len(x))
-        return out
-
-    def _hooks(self) -> Iterator[Any]:
-        """Hooks that look at messages or change them."""
-        return (hooks for name, hooks in vars(self).items() if name.startswith(HOOKED))
 
 
 class _EdgeEncodingConv(nn.Module):

@@ -19,7 +19,7 @@ def keep_freed_memory() -> bool:
     """Keeps freed memory for what is allocated next, from now on and in the whole process.
 
     It then holds as much memory as it ever needed at once, or somewhat more. Programs that train on a CPU may call this
-    before they begin; those of the command line do. Nothing else changes.
+    before they begin, as ``fishnets reproduce`` does. Nothing else changes.
 
     Returns:
         Whether the C library can be asked to: that of Linux (glibc) can.

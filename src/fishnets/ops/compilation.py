@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 __all__ = ["compiled"]
 
 
-@cache
 def compiled(kernel: Any, arguments: str) -> Any:
     """Compiles a kernel of arrays, such as ``i1`` for whole numbers and ``f2`` for others in two dimensions.
 

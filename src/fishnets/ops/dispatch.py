@@ -22,6 +22,7 @@ __all__ = [
     "num_multiprocessors",
     "obstacle_on_device",
     "on_device",
+    "through_reference",
     "transforms_active",
 ]
 
@@ -106,6 +107,19 @@ def eager_operation(
     Operation.__name__ = compute.__module__.split(".")[-2:][0]  # the folder, as profiles and graphs show it
     Operation.backward = staticmethod(backward)  # type: ignore[method-assign]
     return Operation.apply
+
+
+def through_reference(out: Tensor, inputs: Sequence[Tensor | None], grad: Tensor) -> list[Tensor | None]:
+    """Gradients of inputs that can be differentiated again, from the output of a reference and its gradient.
+
+    Example:
+        >>> x = torch.tensor(3.0, requires_grad=True)
+        >>> through_reference(x.square(), [x, None], torch.tensor(1.0))
+        [tensor(6., grad_fn=<MulBackward0>), None]
+    """
+    needed = [one for one in inputs if one is not None and one.requires_grad]
+    found = iter(torch.autograd.grad(out, needed, grad, create_graph=True))
+    return [next(found) if one is not None and one.requires_grad else None for one in inputs]
 
 
 def transforms_active() -> bool:

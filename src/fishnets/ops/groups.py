@@ -10,7 +10,7 @@ from torch import Tensor
 from fishnets.errors import DataError, ShapeError, describe_rows
 from fishnets.ops.memory import remembered
 
-__all__ = ["Groups", "expect_bounds", "group_rows"]
+__all__ = ["Groups", "expect_bounds", "expect_order", "expect_rows", "group_rows"]
 
 
 class Groups(NamedTuple):
@@ -48,6 +48,37 @@ def expect_bounds(ptr: Tensor, num_rows: int) -> None:
         raise ShapeError(f"`ptr` is {ptr.dtype} of shape {tuple(ptr.shape)} but int64 of shape (g + 1,) was expected.")
     if not torch.compiler.is_compiling() and not ptr.is_meta:
         remembered(ptr, ("bounds", num_rows), lambda: _expect_bounds(ptr, num_rows))
+
+
+def expect_order(order: Tensor | None, num_rows: int) -> None:
+    """Raises unless there is a row for each position; on a GPU, and while compiling, rows are not looked at.
+
+    They are looked at every time: kernels read and write the memory that they name.
+
+    Example:
+        >>> expect_order(torch.tensor([1, 0]), 2)
+    """
+    if order is None:
+        return
+    if order.shape != (num_rows,) or order.dtype != torch.int64:
+        raise ShapeError(
+            f"`order` is {order.dtype} of shape {tuple(order.shape)} but int64 of shape ({num_rows},) was expected, "
+            "the row at each position."
+        )
+    expect_rows("`order`", order, num_rows)
+
+
+def expect_rows(name: str, rows: Tensor, num_rows: int) -> None:
+    """Raises unless numbers of rows are of rows that there are; those on a CPU are looked at, outside of the compiler.
+
+    Example:
+        >>> expect_rows("`order`", torch.tensor([1, 0]), 2)
+    """
+    if rows.device.type != "cpu" or not rows.numel() or torch.compiler.is_compiling():
+        return
+    first, last = (int(one) for one in rows.aminmax())
+    if first < 0 or last >= num_rows:
+        raise DataError(f"{name} runs from {first} to {last} but there are {num_rows} rows, 0 to {num_rows - 1}.")
 
 
 def _expect_bounds(ptr: Tensor, num_rows: int) -> None:

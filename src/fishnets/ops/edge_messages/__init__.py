@@ -7,10 +7,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fishnets.errors import DataError, ShapeError
+from fishnets.errors import ShapeError
 from fishnets.ops.dispatch import choose_backend
 from fishnets.ops.edge_messages import fused, reference
-from fishnets.ops.memory import remembered
+from fishnets.ops.groups import expect_rows
 
 __all__ = ["edge_messages", "edge_messages_backend"]
 
@@ -36,14 +36,14 @@ def edge_messages(x: Tensor, edge: Tensor, source: Tensor, offset: float = 0.0, 
         tensor([[2.5000],
                 [0.0000]])
     """
-    if x.ndim != 2 or edge.shape != (*source.shape, *x.shape[1:]) or source.dtype != torch.int64:
+    if x.ndim != 2 or source.ndim != 1 or edge.shape != (*source.shape, *x.shape[1:]) or source.dtype != torch.int64:
         raise ShapeError(
             f"`x` has shape {tuple(x.shape)}, `edge` {tuple(edge.shape)} and `source` is {source.dtype} of shape "
             f"{tuple(source.shape)}, but (N, C), (E, C) and int64 of shape (E,) were expected."
         )
     if edge_messages_backend(x, edge, backend)[0] == "reference":
         return reference.edge_messages(x, edge, source, offset)
-    remembered(source, ("sources", len(x)), partial(_expect_sources, source, len(x)))
+    expect_rows("`source`", source, len(x))
     return fused.edge_messages(x, edge, source, offset)
 
 
@@ -56,12 +56,3 @@ def edge_messages_backend(x: Tensor, edge: Tensor, backend: str = "auto") -> tup
         ('reference', 'it was asked for')
     """
     return choose_backend(backend, partial(fused.obstacle, x, edge))
-
-
-def _expect_sources(source: Tensor, num_nodes: int) -> None:
-    """Raises unless edges begin at nodes: kernels would read memory that is not theirs."""
-    if len(source) and not 0 <= int(source.min()) <= int(source.max()) < num_nodes:
-        raise DataError(
-            f"Edges begin at the nodes {int(source.min())} to {int(source.max())}, but there are {num_nodes} nodes, 0 "
-            f"to {num_nodes - 1}."
-        )

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fishnets.ops.dispatch import HAS_NUMBA, eager_operation, transforms_active
+from fishnets.ops.dispatch import HAS_NUMBA, eager_operation, through_reference, transforms_active
 from fishnets.ops.edge_messages import fused_cpu, reference
 
 __all__ = ["edge_messages", "obstacle"]
@@ -49,9 +49,7 @@ def _backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
     x, edge, source = ctx.saved_tensors
     if torch.is_grad_enabled():  # a gradient of this gradient is wanted
         again = reference.edge_messages(x, edge, source, ctx.offset)
-        needed = [one for one in (x, edge) if one.requires_grad]
-        found = iter(torch.autograd.grad(again, needed, grad, create_graph=True))
-        return *(next(found) if one.requires_grad else None for one in (x, edge)), None, None
+        return *through_reference(again, (x, edge), grad), None, None
     return *fused_cpu.backward(grad, x, edge, source), None, None
 
 

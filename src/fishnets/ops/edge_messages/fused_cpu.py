@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fishnets.ops.segment_information.fused_cpu import empty_like, run_ranges
+from fishnets.ops.threads import empty_like, run_ranges
 
 __all__ = ["backward", "forward"]
 
@@ -18,9 +18,9 @@ def forward(x: Tensor, edge: Tensor, source: Tensor, offset: float) -> Tensor:
     """Messages (E, C)."""
     from fishnets.ops.edge_messages.kernels_numba import send_kernel
 
-    given, constant = _given(x, edge, source), torch.tensor([offset], dtype=torch.float32)
-    out, bounds = empty_like(given[2]), torch.arange(0, len(edge) + CHUNK, CHUNK).clamp_(max=len(edge))
-    run_ranges(send_kernel(), edge.shape[1], bounds, [*given, constant, out])
+    given, constant = _given(x, edge, source), x.new_tensor([offset])
+    out, bounds = empty_like(given[2]), np.minimum(np.arange(0, len(edge) + CHUNK, CHUNK), len(edge))
+    run_ranges(send_kernel(), edge.shape[1], torch.from_numpy(bounds), [*given, constant, out])
     return out
 
 

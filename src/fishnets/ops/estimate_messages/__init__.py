@@ -9,7 +9,7 @@ from fishnets.errors import ShapeError, expect_finite, expect_last_dim
 from fishnets.ops.dispatch import choose_backend
 from fishnets.ops.estimate_messages import fused, reference
 from fishnets.ops.estimate_messages.reference import solve_features
-from fishnets.ops.groups import expect_bounds
+from fishnets.ops.groups import expect_bounds, expect_order
 from fishnets.ops.segment_information import ScoreForm
 
 __all__ = ["estimate_messages", "estimate_messages_backend", "solve_features"]
@@ -58,6 +58,7 @@ def estimate_messages(
     """
     name, _ = estimate_messages_backend(x, lin, bias, prior, backend)
     expect_bounds(ptr, x.shape[-2])
+    expect_order(order, x.shape[-2])
     if check_finite:
         expect_finite("Messages", x)
     if name == "fused":

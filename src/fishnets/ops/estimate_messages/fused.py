@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from fishnets.algebra.packing import packed_size
-from fishnets.ops.dispatch import eager_operation, transforms_active
+from fishnets.ops.dispatch import eager_operation, through_reference, transforms_active
 from fishnets.ops.estimate_messages import fused_cpu, fused_triton, reference
 from fishnets.ops.memory import unremembered
 from fishnets.ops.segment_information import ScoreForm
@@ -172,10 +172,7 @@ def _backward(gradients: Callable[..., Any], ctx: Any, grad: Tensor | None, _: N
     found: list[Any]
     if torch.is_grad_enabled():  # a gradient of this gradient is wanted
         outputs = reference.estimate_messages(rows, lin, bias, prior, ptr, ctx.form, weight, order, "reference")
-        wanted = [rows, lin, bias, prior, weight]
-        needed = [one for one in wanted if one is not None and one.requires_grad]
-        twice = iter(torch.autograd.grad(outputs, needed, grad, create_graph=True))
-        found = [next(twice) if one is not None and one.requires_grad else None for one in wanted]
+        found = through_reference(outputs, (rows, lin, bias, prior, weight), grad)
     else:
         given = (rows, lin, bias, prior, ptr, weight, order, *kept, ctx.form, need_weight)
         found = list(gradients(grad, *given))

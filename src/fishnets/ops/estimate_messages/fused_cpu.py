@@ -17,6 +17,7 @@ from fishnets.ops.segment_information import fused_cpu as segments
 from fishnets.ops.segment_information.reference import segment_sum
 from fishnets.ops.segment_information.registers_numba import Case
 from fishnets.ops.solve_information import fused_cpu as systems
+from fishnets.ops.threads import run_ranges
 
 __all__ = ["backward", "drawback", "forward", "obstacle", "outputs_obstacle"]
 
@@ -115,7 +116,7 @@ def _sum_messages(
     kernel = sum_kernel(_case(p, form, source))
     part = source.new_empty(1, len(bounds) - 1, len(lin))
     given = segments.optional(source, weight, order, bias)
-    segments.run_ranges(kernel, 1, bounds, [*given, source, _padded(lin.mT, source), part])
+    run_ranges(kernel, 1, bounds, [*given, source, _padded(lin.mT, source), part])
     return part[0] if len(bounds) == len(ptr) else segment_sum(part[0], chunks)
 
 
@@ -139,7 +140,7 @@ def _pull_messages(
     if len(bounds) != len(ptr):
         upstream = upstream.repeat_interleave(chunks.diff(), dim=1)  # (1, c, K)
     given = [*segments.optional(source, weight, order, bias), source, _padded(lin.mT, source), _padded(lin, source)]
-    found = segments.run_ranges(kernel, 1, bounds, [*given, upstream, grad, grad_weight])
+    found = run_ranges(kernel, 1, bounds, [*given, upstream, grad, grad_weight])
     grad_lin, grad_bias = (torch.from_numpy(np.stack(parts).sum(0)) for parts in zip(*found, strict=True))
     grad = grad if x.is_contiguous() else torch.empty_like(x).copy_(grad)
     grad_lin = torch.empty_like(lin).copy_(grad_lin[: len(lin), : lin.shape[1]])

@@ -9,7 +9,7 @@ from torch import Tensor
 from fishnets.algebra.cholesky import factor_rank, factor_width
 from fishnets.errors import ConfigError, ShapeError, expect_finite, expect_last_dim
 from fishnets.ops.dispatch import choose_backend
-from fishnets.ops.groups import expect_bounds
+from fishnets.ops.groups import expect_bounds, expect_order
 from fishnets.ops.segment_information import fused, reference
 from fishnets.ops.segment_information.reference import information_rows, segment_sum
 
@@ -68,6 +68,7 @@ def segment_information(
         expect_finite("Rows of `raw`", raw)
     if common_size is None:
         expect_bounds(ptr, raw.shape[-2])
+    expect_order(order, raw.shape[-2])
     if name == "reference":
         total = reference.sum_information(raw, num_params, ptr, kind, form, weight, order, common_size)
     else:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fishnets.errors import ShapeError
 from fishnets.ops.dispatch import choose_backend
-from fishnets.ops.groups import expect_bounds
+from fishnets.ops.groups import expect_bounds, expect_order
 from fishnets.ops.softmax_messages import fused, reference
 
 __all__ = ["softmax_messages", "softmax_messages_backend"]
@@ -43,11 +43,7 @@ def softmax_messages(
             "expected."
         )
     expect_bounds(ptr, len(x))
-    if order is not None and (order.shape != x.shape[:1] or order.dtype != torch.int64):
-        raise ShapeError(
-            f"`order` is {order.dtype} of shape {tuple(order.shape)} but int64 of shape ({len(x)},) was expected, the "
-            "message at each position."
-        )
+    expect_order(order, len(x))
     given = torch.promote_types(x.dtype, temperature.dtype)
     name, _ = softmax_messages_backend(x, temperature, backend)
     sums = fused.softmax_messages if name == "fused" else reference.softmax_messages

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fishnets.ops.dispatch import eager_operation, transforms_active
+from fishnets.ops.dispatch import eager_operation, through_reference, transforms_active
 from fishnets.ops.softmax_messages import fused_cpu, fused_triton, reference
 
 __all__ = ["obstacle", "softmax_messages"]
@@ -55,9 +55,7 @@ def _backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ..
     x, temperature, ptr, order, out, log_total = ctx.saved_tensors
     if torch.is_grad_enabled():  # a gradient of this gradient is wanted
         again = reference.softmax_messages(x, temperature, ptr, order)
-        needed = [one for one in (x, temperature) if one.requires_grad]
-        found = iter(torch.autograd.grad(again, needed, grad, create_graph=True))
-        return *(next(found) if one.requires_grad else None for one in (x, temperature)), None, None
+        return *through_reference(again, (x, temperature), grad), None, None
     kernels: Any = fused_triton if x.is_cuda else fused_cpu
     return *kernels.backward(grad, x, temperature, ptr, order, out, log_total), None, None
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fishnets.ops.dispatch import HAS_NUMBA
-from fishnets.ops.segment_information.fused_cpu import empty_like, run_ranges
+from fishnets.ops.threads import empty_like, run_ranges
 
 __all__ = ["backward", "forward", "obstacle"]
 
@@ -39,5 +39,5 @@ def backward(
 
 def _given(x: Tensor, temperature: Tensor, order: Tensor | None) -> list[Tensor]:
     """Order, messages and temperature for a kernel, to which an empty order means none."""
-    none = torch.empty(0, dtype=torch.int64)
+    none = torch.empty(0, dtype=torch.int64, device=x.device)
     return [none if order is None else order.contiguous(), x.detach().contiguous(), temperature.detach()]

@@ -69,7 +69,8 @@ def string_yeast_page(root: str | Path) -> str:
             f"## {record.preset} preset, {record.protocol} protocol ({record.hardware})",
             "",
             f"`{table['name']}`, {table['num_nodes']:,} nodes (SHA-256 `{table['sha256'][:12]}…`); a DeeperGCN of "
-            f"{config['num_layers']} layers of {config['hidden']}, of which the aggregation alone changes. Each had "
+            f"{config['num_layers']} layers of {config['hidden']}, of which the aggregation alone changes, and the "
+            "number of weights with it. Each had "
             f"the learning rates {rates} in runs of {config['tuning_epochs']} epochs; the best on validation nodes was "
             f"used in long runs. Means over {len(config['seeds'])} seeds with their errors, weights of the last epoch; "
             "`naive` is the paper's form of Fishnets.",
@@ -80,10 +81,10 @@ def string_yeast_page(root: str | Path) -> str:
             for method in config["methods"]:
                 names = [f"{name}/{method}/equal-{kind}" for name in MEASURES]
                 cost = [f"{metrics[f'{what}/{method}/equal-{kind}'].value:.0f}" for what in ("epochs", "seconds")]
-                rate = f"{metrics[f'learning-rate/{method}'].value:g}"
-                rows.append([f"equal {kind}", method, *[format_metric(metrics[name]) for name in names], *cost, rate])
+                cost += [f"{metrics[f'weights/{method}'].value:,.0f}", f"{metrics[f'learning-rate/{method}'].value:g}"]
+                rows.append([f"equal {kind}", method, *[format_metric(metrics[name]) for name in names], *cost])
         header = ["budget", "aggregation", "training loss", "with dropout", "validation ROC-AUC", "test ROC-AUC"]
-        parts += [markdown_table([*header, "epochs", "seconds", "rate"], rows), ""]
+        parts += [markdown_table([*header, "epochs", "seconds", "weights", "rate"], rows), ""]
         parts += _figures(folder, record)
     return "\n".join([*parts, "Notes on these records: [all records](../README.md).", ""])
 

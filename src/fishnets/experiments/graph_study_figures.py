@@ -67,7 +67,7 @@ def scores_figure(
             if at_best and name in at_best:
                 axis.plot(at_best[name].value, row, color=colour, marker="o", fillstyle="none", linestyle="none")
         crosses = " (crosses: paper)" if any(entry.paper is not None for entry in networks.values()) else ""
-        of_last = ", last ten evaluations\n(open: best validation)" if at_best else ""
+        of_last = " at the end\n(open: best validation)" if at_best else ""
         axis.set(xlabel=f"test {score}{of_last}{crosses}", yticks=range(len(networks)), yticklabels=list(networks))
         axis.set_title(title, loc="right", fontsize=9)  # over the labels too, which leave room for it
         axis.set_ylim(rows - 0.5, -0.5)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import gc
 import math
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fishnets.experiments.records import Metric
-from fishnets.experiments.report import format_metric
+from fishnets.experiments.records import Metric, write_benchmark
+from fishnets.experiments.report import format_metric, markdown_table
 from fishnets.inference.efficiency import mean_with_error
 
-__all__ = ["GIB", "Found", "Makers", "Way", "measure", "median", "peak", "ratio"]
+__all__ = ["GIB", "Found", "Makers", "Way", "measure", "median", "peak", "ratio", "record_speedups"]
 
 GIB = 2**30
 
@@ -55,6 +56,26 @@ def measure(makers: Makers, device: str) -> tuple[Found, Found]:
     for name, one in times.items():
         print(f"  {name}: {format_metric(one) if one else 'out of memory'}", file=sys.stderr, flush=True)
     return times, gib
+
+
+def record_speedups(benchmark: str, cases: Iterable[tuple[str, Makers]], config: Mapping[str, Any], doc: str) -> None:
+    """The program of a benchmark of two ways on a CPU, the slow one first: measures, records and prints every case."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", default="results")
+    parser.add_argument("--overwrite", action="store_true")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    started, metrics, rows = time.monotonic(), dict[str, Metric](), list[list[str]]()
+    for name, makers in cases:
+        found, _ = measure(makers, "cpu")
+        shown = {f"milliseconds/{way}/{name}": one for way, one in found.items()}
+        shown[f"speedup/{name}"] = ratio(*found.values())
+        metrics |= {key: one for key, one in shown.items() if one is not None}
+        rows.append([name, *(format_metric(one) for one in shown.values() if one is not None)])
+    seconds = time.monotonic() - started
+    path = write_benchmark(benchmark, config, metrics, seconds, "cpu", options.out, options.overwrite)
+    print(markdown_table(["case", *(f"{way}, ms" for way in makers), "speedup"], rows))
+    print(f"recorded in {path}")
 
 
 def _measure_gpu(makers: Makers) -> tuple[Found, Found]:

@@ -6,17 +6,13 @@ Sizes are those of a layer on 32 molecules, on the proteins of yeast and on a ci
 
 from __future__ import annotations
 
-import argparse
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
-from costs import Makers, Way, measure, ratio
+from costs import Makers, Way, record_speedups
 from torch import Tensor, nn
 
-from fishnets.experiments.records import Metric, write_benchmark
-from fishnets.experiments.report import format_metric, markdown_table
 from fishnets.graphs.dropout import Dropout
 
 SIZES = ((816, 256), (5_409, 64), (17_716, 128))
@@ -31,31 +27,13 @@ def way(kind: str, share: float, size: tuple[int, int]) -> Way:
     return Way(partial(WAYS[kind](share), x), leaves, torch.ones(size))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", default="results")
-    parser.add_argument("--overwrite", action="store_true")
-    options = parser.parse_args()
-    torch.manual_seed(0)
-    started = time.monotonic()
-    metrics: dict[str, Metric] = {}
-    rows = []
-    for nodes, channels in SIZES:
+def cases() -> Iterator[tuple[str, Makers]]:
+    """Sizes and shares, by name."""
+    for size in SIZES:
         for share in SHARES:
-            name = f"{nodes}x{channels}/{share:g}"
-            makers: Makers = {kind: partial(way, kind, share, (nodes, channels)) for kind in WAYS}
-            found, _ = measure(makers, "cpu")
-            speedup = ratio(found["pytorch"], found["ours"])
-            shown = {f"milliseconds/{kind}/{name}": one for kind, one in found.items()} | {f"speedup/{name}": speedup}
-            metrics |= {key: one for key, one in shown.items() if one is not None}
-            rows.append([name, *(format_metric(one) for one in shown.values() if one is not None)])
-    config = {"sizes": SIZES, "shares": SHARES}
-    path = write_benchmark(
-        "dropout-speed", config, metrics, time.monotonic() - started, "cpu", options.out, options.overwrite
-    )
-    print(markdown_table(["nodes x channels / share", "PyTorch, ms", "ours, ms", "speedup"], rows))
-    print(f"recorded in {path}")
+            makers: Makers = {kind: partial(way, kind, share, size) for kind in WAYS}
+            yield f"{size[0]}x{size[1]}/{share:g}", makers
 
 
 if __name__ == "__main__":
-    main()
+    record_speedups("dropout-speed", cases(), {"sizes": SIZES, "shares": SHARES}, __doc__)

@@ -7,15 +7,12 @@ memory, and with freed memory kept (:func:`fishnets.ops.allocation.keep_freed_me
 
 from __future__ import annotations
 
-import argparse
-import time
+from collections.abc import Iterator
 from functools import partial
 
 import torch
-from costs import Makers, Way, measure, ratio
+from costs import Makers, Way, record_speedups
 
-from fishnets.experiments.records import Metric, write_benchmark
-from fishnets.experiments.report import format_metric, markdown_table
 from fishnets.ops.allocation import keep_freed_memory
 from fishnets.ops.edge_messages import edge_messages
 
@@ -30,33 +27,15 @@ def way(backend: str, nodes: int, edges: int, channels: int) -> Way:
     return Way(partial(edge_messages, x, edge, source, 1e-7, backend=backend), (x, edge), torch.ones(edges, channels))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", default="results")
-    parser.add_argument("--overwrite", action="store_true")
-    options = parser.parse_args()
-    torch.manual_seed(0)
-    started = time.monotonic()
-    metrics: dict[str, Metric] = {}
-    rows = []
+def cases() -> Iterator[tuple[str, Makers]]:
+    """Sizes, by name, first with memory as it is, then with what is freed kept, where the C library can be asked to."""
     for memory in ("given-back", "kept"):
         if memory == "kept" and not keep_freed_memory():
-            break  # another C library than that of Linux
+            return
         for size in SIZES:
-            name = "x".join(map(str, size)) + f"/{memory}"
             makers: Makers = {backend: partial(way, backend, *size) for backend in BACKENDS}
-            found, _ = measure(makers, "cpu")
-            speedup = ratio(found["reference"], found["fused"])
-            shown = {f"milliseconds/{kind}/{name}": one for kind, one in found.items()} | {f"speedup/{name}": speedup}
-            metrics |= {key: one for key, one in shown.items() if one is not None}
-            rows.append([name, *(format_metric(one) for one in shown.values() if one is not None)])
-    spent = time.monotonic() - started
-    path = write_benchmark(
-        "message-speed", {"sizes": SIZES}, metrics, spent, "cpu", options.out, options.overwrite
-    )
-    print(markdown_table(["nodes x edges x channels / freed memory", "reference, ms", "fused, ms", "speedup"], rows))
-    print(f"recorded in {path}")
+            yield "x".join(map(str, size)) + f"/{memory}", makers
 
 
 if __name__ == "__main__":
-    main()
+    record_speedups("message-speed", cases(), {"sizes": SIZES}, __doc__)

@@ -13,11 +13,11 @@ from tests.graphs.folders import LABELS, NODES, protein_folder
 
 from fishnets.errors import ConfigError, DataError
 from fishnets.experiments import EXPERIMENTS
-from fishnets.experiments.graph_pages import yeast_page
-from fishnets.experiments.graph_study import GraphStudy, StudyResult, paired_difference
+from fishnets.experiments.graph_pages import _at_equal_loss, yeast_page
+from fishnets.experiments.graph_study import Curve, GraphStudy, StudyResult, paired_difference
 from fishnets.experiments.protein_graph import ProteinGraph, read_graph
 from fishnets.experiments.records import Record, versions, write_record
-from fishnets.experiments.yeast import METHODS, Config, config_for, make_model, run, task_of
+from fishnets.experiments.yeast import METHODS, Config, at_equal_loss, config_for, make_model, run, task_of
 from fishnets.graphs.datasets import sum_of_edges
 
 
@@ -131,6 +131,20 @@ def test_an_interrupted_run_continues(config: Config, tmp_path: Path, monkeypatc
     again = run(only, tmp_path)
     assert again.runs["sum/clean"].curve == whole.runs["sum/clean"].curve
     assert not list(tmp_path.glob("*.pt"))
+
+
+def test_scores_are_compared_where_networks_have_learned_equally_well(result: StudyResult) -> None:
+    one = Curve([10, 20], [0.2, 0.1], [0.6, 0.8], [0.5, 0.7])
+    other = Curve([10, 20], [0.1, 0.2], [0.7, 0.6], [0.4, 0.9])
+    runs = replace(result.runs["fishnets/clean"], curves=(one, other))
+    found = at_equal_loss(runs, "sum/clean", loss=0.1)
+    assert {name: entry.value for name, entry in found.items()} == pytest.approx(
+        {"at_loss/epochs/sum/clean": 15, "at_loss/valid/sum/clean": 0.75, "at_loss/test/sum/clean": 0.55}
+    )
+    assert at_equal_loss(runs, "sum/clean", loss=0.05) == {}
+    page = "\n".join(_at_equal_loss(found, ["sum/clean", "sum/noisy"]))
+    assert "| sum/clean | 15 | 0.750 ± 0.071 | 0.55 ± 0.21 |" in page
+    assert "sum/noisy" not in page
 
 
 def test_configs(graph: ProteinGraph) -> None:

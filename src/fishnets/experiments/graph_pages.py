@@ -11,6 +11,7 @@ from fishnets.experiments.proteins import PAPER
 from fishnets.experiments.records import Metric, Record
 from fishnets.experiments.report import MADE, facts_of, format_metric, markdown_table, records_of
 from fishnets.experiments.string_yeast import MEASURES
+from fishnets.experiments.yeast import EQUAL_LOSS
 
 __all__ = ["arxiv_page", "molhiv_page", "neighbourhoods_page", "proteins_page", "string_yeast_page", "yeast_page"]
 
@@ -128,6 +129,7 @@ def yeast_page(root: str | Path) -> str:
             one = "with the error of the mean over seeds, for one realisation of the noise"
             rates = "where both conditions chose the same rate"
             parts += [f"Test ROC-AUC lost to noise, {one}, {rates}: {listed}.", ""]
+        parts += _at_equal_loss(metrics, used)
         shares = {
             f"{what}, law of {law}": 100 * metrics[f"noise/{what}/{law}"].value
             for what in ("edges", "nodes")
@@ -298,6 +300,19 @@ def _tuning(metrics: Mapping[str, Metric], labels: Sequence[str], rates: Sequenc
         known = [f"{cell.value:.4f}" if cell else "diverged" for cell in cells.values()]
         rows += [[label, *known]] if any(cells.values()) else []
     header = ["validation score at the rate", *(f"{rate:g}" for rate in rates)]
+    return [markdown_table(header, rows), ""] if rows else []
+
+
+def _at_equal_loss(metrics: Mapping[str, Metric], labels: Sequence[str]) -> list[str]:
+    """Scores of networks that have learned the training nodes equally well."""
+    names = [f"at_loss/{what}" for what in ("epochs", "valid", "test")]
+    rows = [
+        [label, f"{metrics[f'{names[0]}/{label}'].value:.0f}"]
+        + [format_metric(metrics[f"{name}/{label}"]) for name in names[1:]]
+        for label in labels
+        if f"{names[0]}/{label}" in metrics
+    ]
+    header = [f"when the training loss is {EQUAL_LOSS:g}", "epochs", "validation", "test ROC-AUC"]
     return [markdown_table(header, rows), ""] if rows else []
 
 

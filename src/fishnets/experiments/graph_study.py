@@ -90,7 +90,7 @@ class Curve:
 
 @dataclass(frozen=True, eq=False)
 class Runs:
-    """Runs of a network: measures by name, a value for each seed, and the curve of the first.
+    """Runs of a network: measures by name, a value for each seed, and their curves.
 
     Also the learning rate, validation scores of those that were tried, those that diverged, and how many tasks were
     scored, by the part of the split.
@@ -103,7 +103,12 @@ class Runs:
     scored: dict[str, int]
     seconds_per_epoch: float
     measures: dict[str, Tensor]
-    curve: Curve
+    curves: tuple[Curve, ...]
+
+    @property
+    def curve(self) -> Curve:
+        """That of the first seed."""
+        return self.curves[0]
 
     def metrics(self, label: str, score: str = "rocauc") -> dict[str, Metric]:
         """All that is recorded of them; ``label`` says which network this is, ``score`` what test data measured."""
@@ -239,7 +244,7 @@ class GraphStudy:
                 raise NonFiniteLossError(f"{label} diverges at the rate {rate:g} with seed {seed}; try smaller ones.")
         measures = {name: _values(found, name) for name in found[0] if not name.startswith(CURVE)}
         measures["last_spread"] = torch.tensor([one["last"].error for one in found], dtype=torch.float64)
-        first, curves = task(seeds[0]), [_curve(one) for one in found]
+        first, curves = task(seeds[0]), tuple(_curve(one) for one in found)
         measures["epochs_trained"] = torch.tensor([curve.epochs[-1] for curve in curves], dtype=torch.float64)
         measures[TO_THE_END] = (measures["epochs_trained"] >= recipe.epochs).double()
         timed = partial(self._time, make, first, replace(recipe, learning_rate=rate))
@@ -248,7 +253,7 @@ class GraphStudy:
         seconds = self.parts.measured(f"{_name(label)}-time", depends, timed)
         scored: dict[str, int] = getattr(first, "tasks_scored", dict)()
         diverged = tuple(one for one in tried if one not in valid)
-        return Runs(tuple(seeds), rate, valid, diverged, scored, seconds["epoch"].value, measures, curves[0])
+        return Runs(tuple(seeds), rate, valid, diverged, scored, seconds["epoch"].value, measures, curves)
 
     def _run(
         self, label: str, make: Callable[[], Any], task: Callable[[int], Task], recipe: Any, rate: float, seed: int

@@ -8,7 +8,8 @@ that stays; that of the test nodes has other numbers of trials, as in the paper.
 
 Every aggregation has the same budget: three learning rates, constant after a short rise, each with the first seed until
 validation nodes have not improved for 100 epochs; the best of them on validation nodes is used with all seeds. Reported
-is the mean ROC-AUC on test nodes where that on validation nodes is best. Not equal is what went before. The form of
+is the mean ROC-AUC on test nodes where that on validation nodes is best, and, to tell slow from poor, both scores where
+networks have learned the training nodes equally well. Not equal is what went before. The form of
 Fishnets' aggregation, and some ten variants of it that were dropped, were compared by validation nodes of this graph,
 where the others came as they are. Trials of one or two seeds also set the learning rates, the number of epochs and the
 noise in training: with a single realisation of it, Fishnets was further behind a sum than with new ones. The graph is a
@@ -32,6 +33,7 @@ from fishnets.experiments.records import Metric
 
 __all__ = ["CONDITIONS", "METHODS", "Config", "config_for", "run"]
 
+EQUAL_LOSS = 0.13  # of training, which all networks reach with the best of the rates
 METHODS = ("fishnets", "sum", "softmax", "mean", "pna")
 CONDITIONS = ("clean", "noisy")
 
@@ -91,7 +93,7 @@ def run(config: Config, checkpoints: Path | None = None, progress: bool | None =
             found[f"{method}/{condition}"] = runs_of(config, study, method, condition)
     metrics: dict[str, Metric] = {}
     for label, runs in found.items():
-        metrics |= runs.metrics(label)
+        metrics |= runs.metrics(label) | at_equal_loss(runs, label)
     for condition in config.conditions:
         for other in config.methods:
             if other != "fishnets" and "fishnets" in config.methods:
@@ -105,6 +107,21 @@ def run(config: Config, checkpoints: Path | None = None, progress: bool | None =
     if "noisy" in config.conditions:
         metrics |= noise_shares(config)
     return StudyResult(config, metrics, study.parts.seconds, found)
+
+
+def at_equal_loss(runs: Runs, label: str, loss: float = EQUAL_LOSS) -> dict[str, Metric]:
+    """Epochs until the training loss is no larger than this, and scores there; none where some runs do not get there.
+
+    They tell networks that learn more slowly from networks that generalise less. No choice is made by them.
+    """
+    found: dict[str, list[float]] = {"epochs": [], "valid": [], "test": []}
+    for curve in runs.curves:
+        place = next((i for i, one in enumerate(curve.loss) if one <= loss), None)
+        if place is None:
+            return {}
+        for name, values in found.items():
+            values.append(getattr(curve, name)[place])
+    return {f"at_loss/{name}/{label}": spread(torch.tensor(values)) for name, values in found.items()}
 
 
 def noise_shares(config: Config) -> dict[str, Metric]:

@@ -116,11 +116,12 @@ def yeast_page(root: str | Path) -> str:
             for method in config["methods"]:
                 label = f"{method}/{condition}"
                 scores = [format_metric(metrics[f"{what}/{label}"]) for what in ("rocauc", "valid", "loss")]
-                ahead = metrics.get(f"difference/fishnets-{label}")
+                ahead = [metrics.get(f"{what}/fishnets-{label}") for what in ("difference", "difference_valid")]
                 cost = [f"{1e3 * metrics[f'seconds_per_epoch/{label}'].value:.1f}", *_costs(metrics, label)]
-                rows.append([method, *scores, format_metric(ahead) if ahead else "", *cost])
-            header = ["aggregation", "test ROC-AUC", "validation", "training loss", "Fishnets ahead by", "ms per epoch"]
-            parts += [f"### {condition}", "", markdown_table([*header, *COSTS], rows), ""]
+                rows.append([method, *scores, *(format_metric(one) if one else "" for one in ahead), *cost])
+            header = ["aggregation", "test ROC-AUC", "validation", "training loss"]
+            header += ["Fishnets ahead by", "on validation nodes", "ms per epoch", *COSTS]
+            parts += [f"### {condition}", "", markdown_table(header, rows), ""]
             labels = [f"{method}/{condition}" for method in config["methods"]]
             parts += _tuning(metrics, labels, config["learning_rates"])
         lost = {method: metrics.get(f"difference/clean-noisy/{method}") for method in config["methods"]}

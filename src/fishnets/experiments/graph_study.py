@@ -163,15 +163,15 @@ def spread(values: Tensor) -> Metric:
     return Metric(float(values.mean()), float(values.std()) if len(values) > 1 else 0.0)
 
 
-def paired_difference(one: Runs, other: Runs) -> Metric:
-    """How much better some runs are on test data than others with the same seeds.
+def paired_difference(one: Runs, other: Runs, part: str = "test") -> Metric:
+    """How much better some runs are on test data, or on another part, than others with the same seeds.
 
     With the error of the mean; 0, which is none, for a single seed.
     """
     both = [seed for seed in one.seeds if seed in other.seeds]
     if not both:
         raise ConfigError(f"Runs with the seeds {one.seeds} and {other.seeds} have none in common to be paired by.")
-    scores = [[runs.measures["test"][runs.seeds.index(seed)] for seed in both] for runs in (one, other)]
+    scores = [[runs.measures[part][runs.seeds.index(seed)] for seed in both] for runs in (one, other)]
     ahead = torch.stack(scores[0]) - torch.stack(scores[1])
     return metric(mean_with_error(ahead)) if len(both) > 1 else Metric(float(ahead.mean()), 0.0)
 

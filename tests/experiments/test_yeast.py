@@ -89,7 +89,7 @@ def test_every_network_is_measured_under_both_conditions(config: Config, result:
         ahead = result.metrics[f"difference/fishnets-sum/{condition}"]
         runs = [result.runs[f"{method}/{condition}"] for method in ("fishnets", "sum")]
         assert ahead == paired_difference(*runs)
-        assert result.metrics[f"difference_valid/fishnets-sum/{condition}"] == paired_difference(*runs, "valid")
+        assert result.metrics[f"difference_valid/fishnets-sum/{condition}"] == paired_difference(*runs, part="valid")
         assert ahead.value == pytest.approx(float((runs[0].measures["test"] - runs[1].measures["test"]).mean()))
         assert len(result.runs[f"pna/{condition}"].measures["test"]) == 1
     lost = result.metrics["difference/clean-noisy/fishnets"].value

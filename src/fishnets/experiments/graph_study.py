@@ -163,7 +163,7 @@ def spread(values: Tensor) -> Metric:
     return Metric(float(values.mean()), float(values.std()) if len(values) > 1 else 0.0)
 
 
-def paired_difference(one: Runs, other: Runs, part: str = "test") -> Metric:
+def paired_difference(one: Runs, other: Runs, *, part: str = "test") -> Metric:
     """How much better some runs are on test data, or on another part, than others with the same seeds.
 
     With the error of the mean; 0, which is none, for a single seed.

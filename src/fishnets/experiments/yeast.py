@@ -99,7 +99,7 @@ def run(config: Config, checkpoints: Path | None = None, progress: bool | None =
             if other != "fishnets" and "fishnets" in config.methods:
                 pair = found[f"fishnets/{condition}"], found[f"{other}/{condition}"]
                 metrics[f"difference/fishnets-{other}/{condition}"] = paired_difference(*pair)
-                metrics[f"difference_valid/fishnets-{other}/{condition}"] = paired_difference(*pair, "valid")
+                metrics[f"difference_valid/fishnets-{other}/{condition}"] = paired_difference(*pair, part="valid")
     if set(CONDITIONS) <= set(config.conditions):
         for method in config.methods:
             clean, noisy = found[f"{method}/clean"], found[f"{method}/noisy"]

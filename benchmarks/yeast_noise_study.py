@@ -7,8 +7,8 @@ of trials exchanged among messages (``exchanged-trials``), which changes nothing
 Fishnets also: the information in messages of 170 trials or more over that in those of less than 50, the mean traces of
 their Fisher matrices, layer by layer. It would be 5.3 if only counting were uncertain.
 
-Run with ``python benchmarks/yeast_noise_study.py --data FOLDER --epochs 400``, about an hour on a core; with
-``--device cuda`` it takes a minute.
+Run with ``python benchmarks/yeast_noise_study.py --data FOLDER --epochs 400``, a quarter of an hour on a core;
+with ``--device cuda`` it takes a minute.
 """
 
 from __future__ import annotations

@@ -8,10 +8,12 @@ Three studies, which differ in their networks and their edges:
 
 Protocols:
 
-* *clean*: the whole graph at once, the same learning rates for every network, tried on validation nodes with the first
-  seed; scored by test nodes where validation nodes are best, over seeds. Fishnets are in the paper's form. Noisy edges
-  are measured once for both directions, anew in every epoch of training, once for validation and once for test nodes,
-  and nodes sum them over the whole graph.
+* *clean*: 10 random parts in training, drawn anew in each epoch, and the whole graph in tests; the same learning rates
+  for every network, tried on validation nodes with the first seed, that fall to zero along half a cosine; scored by
+  test nodes where validation nodes are best, over seeds. Fishnets are in the paper's form. In the end all are tested
+  on 40, 10 and 5 blocks too (``at_end/``). ``difference/<network>-<network>`` is between runs with the same seeds.
+  Noisy edges are measured once for both directions, anew in every epoch of training, once for validation and once for
+  test nodes, and nodes sum them over the whole graph.
 * *published*: as the authors' code does. Fishnets with its fill of the triangle, 40 random parts, one learning rate,
   one seed, dropout in the first epoch alone; predictions on 5 blocks of nodes, or 10 for the large Fishnets; the mean
   of test scores over the last ten evaluations. Training ends when validation nodes have not improved for 250 epochs, as
@@ -25,8 +27,8 @@ Protocols:
 * *original*: DeeperGCN's own recipe: 10 random parts, Adam at 0.001, scored where validation nodes are best, on 5
   random parts that stay.
 
-The networks of Table 1 are too deep for the whole graph: they are trained and tested on those parts under every
-protocol. *Published* are for them the settings the paper states, Adam at 0.01, 0.005 for Fishnets, scored where
+The networks of Table 1 are too deep for the whole graph: they are trained on 10 parts and tested on 5 random ones under
+every protocol. *Published* are for them the settings the paper states, Adam at 0.01, 0.005 for Fishnets, scored where
 validation nodes are best.
 
 Nodes start from the sum of their edges' features, under *clean* from its logarithm.
@@ -71,6 +73,12 @@ PAPER = {  # test ROC-AUC on ogbn-proteins; that of dyresgen-112 is DeeperGCN's 
 }
 MENDED = "/mended"
 SWEEP = (40, 10, 5, 1)  # blocks on which the networks of the published protocol are tested in the end
+COMPARED = {  # networks of about the same size
+    "fishnets-20": "gcn-28",
+    "fishnets-16-focus": "gcn-28",
+    "fishnets-small": "gcn-small",
+    "noisy-fishnets-20": "noisy-gcn-28",
+}
 LARGE = ("fishnets-20", "fishnets-16-focus", "noisy-fishnets-20")  # predicted on twice as many blocks, as published
 
 
@@ -84,11 +92,11 @@ class Config(StudyConfig):
     table: ProteinGraph
     models: tuple[str, ...]
     changes: tuple[tuple[str, int], ...] = ()
-    learning_rates: tuple[float, ...] = (2e-3, 6e-3)
+    learning_rates: tuple[float, ...] = (1e-3, 3e-3)
     epochs: int = 300
     patience: int | None = None
-    every: int = 5
-    parts: int = 1
+    every: int = 10
+    parts: int = 10
     blocks: int = 1
     seeds: tuple[int, ...] = (0, 1, 2)
     seed: int = 0
@@ -124,15 +132,16 @@ def config_for(
     expect_choices(preset, protocol, ("clean", "published", "original"))
     config = Config(preset, protocol, study, table, STUDIES[study], seed=seed, device=device)
     if study == "proteins":
-        config = replace(config, parts=10, blocks=5)
+        config = replace(config, blocks=5)
     if study == "proteins" and protocol == "published":
-        config = replace(config, learning_rates=(1e-2,), epochs=1_000, seeds=(0,))
+        config = replace(config, learning_rates=(1e-2,), epochs=1_000, every=5, seeds=(0,))
     elif protocol == "published":
         rate = 1e-4 if study == "noisy-proteins" else 1e-3
         epochs = 1_000 if study == "noisy-proteins" else 1_200
-        config = replace(config, parts=40, blocks=5, learning_rates=(rate,), epochs=epochs, patience=250, seeds=(0,))
+        config = replace(config, parts=40, blocks=5, learning_rates=(rate,), epochs=epochs, patience=250, every=5)
+        config = replace(config, seeds=(0,))
     if protocol == "original":
-        config = replace(config, parts=10, blocks=5, learning_rates=(1e-3,), epochs=1_000, every=5)
+        config = replace(config, blocks=5, learning_rates=(1e-3,), epochs=1_000, every=5)
     if preset == "paper":
         return config
     few: dict[str, Any] = {"seeds": (0,), "learning_rates": config.learning_rates[:1]}
@@ -161,13 +170,15 @@ def run(config: Config, checkpoints: Path | None = None, progress: bool | None =
             metrics["at_best/" + name], score = score, metrics["last_evaluations/" + name]
         known = config.table.name == "ogbn_proteins" and name in PAPER
         metrics["rocauc/" + name] = replace(score, paper=PAPER[name] if known else None)
-    if config.study == "noisy-proteins" and set(config.models) == set(STUDIES["noisy-proteins"]):
-        for what, suffix in {"published": "", "mended": MENDED}.items() if config.protocol == "published" else ():
+    if config.protocol != "published":
+        for ours, theirs in COMPARED.items():
+            if {ours, theirs} <= set(found):
+                metrics[f"difference/{ours}-{theirs}"] = paired_difference(found[ours], found[theirs])
+    elif set(config.models) == set(STUDIES["noisy-proteins"]):
+        for what, suffix in {"published": "", "mended": MENDED}.items():
             for measure, gap in {"rocauc": f"gap/{what}", "at_best": f"gap_at_best/{what}"}.items():
                 one, other = (metrics[f"{measure}/{name}{suffix}"] for name in STUDIES["noisy-proteins"])
                 metrics[gap] = Metric(one.value - other.value, 0.0)  # of one seed: no error is known
-        if config.protocol != "published":
-            metrics["gap/" + config.protocol] = paired_difference(*(found[name] for name in STUDIES["noisy-proteins"]))
     return StudyResult(config, metrics, study.parts.seconds, found)
 
 
@@ -224,30 +235,19 @@ def task_of(config: Config, name: str, seed: int = 0) -> Any:
     options["random_test_parts"] = not published
     if published:
         options["kind"] = _published_task(noisy and not name.endswith(MENDED))
+    elif config.protocol == "clean" and config.study != "proteins":
+        options["kind"] = _swept_task()
     if noisy and (not published or name.endswith(MENDED)):
         return graph.noisy_task(config.seed, seed, config.device, log=config.protocol == "clean", **options)
     graph = graph if published else graph.by_target()  # published noise knows halves of the list of edges
     return graph.clean_task(config.seed, seed, config.device, **options)
 
 
-def _published_task(anew: bool) -> Any:
-    """Training and tests as the authors' code does them, with edges that are measured anew or not."""
-    from fishnets.graphs.noise import EdgeNoise
+def _swept_task() -> Any:
+    """A task whose best weights are tested on several numbers of blocks in the end."""
     from fishnets.graphs.tasks import NodeTask
 
-    class Published(NodeTask):
-        law: Any = "train"
-
-        def losses(self, model: Any, epoch: int) -> Iterator[Tensor]:
-            if epoch > 0:
-                model.eval()  # the code never goes back to training mode: dropout is active in the first epoch alone
-            self.law = "train"
-            return super().losses(model, epoch)
-
-        def evaluate(self, model: Any) -> dict[str, float]:
-            self.law = "test"
-            return super().evaluate(model)
-
+    class Swept(NodeTask):
         def at_end(self, model: Any) -> dict[str, float]:
             """Test scores as they depend on the number of blocks."""
             found, usual = {}, self.test_parts
@@ -257,10 +257,32 @@ def _published_task(anew: bool) -> Any:
             self.test_parts = usual
             return found
 
+    return Swept
+
+
+def _published_task(anew: bool) -> Any:
+    """Training and tests as the authors' code does them, with edges that are measured anew or not."""
+    from fishnets.graphs.noise import EdgeNoise
+
+    class Published(_swept_task()):  # type: ignore[misc]
+        law: Any = "train"
+
+        def losses(self, model: Any, epoch: int) -> Iterator[Tensor]:
+            if epoch > 0:
+                model.eval()  # the code never goes back to training mode: dropout is active in the first epoch alone
+            self.law = "train"
+            yield from super().losses(model, epoch)
+
+        def evaluate(self, model: Any) -> dict[str, float]:
+            self.law = "test"
+            found: dict[str, float] = super().evaluate(model)
+            return found
+
         def predict(self, model: Any, graph: Any) -> Tensor:
             if anew:  # in every part, whose nodes sum what is in it
                 seeds = torch.Generator(graph.edge_index.device).manual_seed(int(torch.randint(2**31, ())))
                 graph = EdgeNoise(graph, published=True).draw(self.law, seeds)
-            return super().predict(model, graph)
+            logits: Tensor = super().predict(model, graph)
+            return logits
 
     return Published

@@ -47,6 +47,7 @@ def test_every_study_runs_and_is_reported(graph: ProteinGraph, study: str, proto
     assert "Tasks that count: 3 (train), 3 (valid), 3 (test)." in page
     assert "Networks are smaller than their names say: num_layers 2, hidden 8." in page
     assert all(f"| {name} |" in page for name in config.models)
+    assert ("Parts are random, and others in every epoch." in page) == (protocol == "clean")
 
 
 @pytest.mark.parametrize("protocol", ["clean", "published", "original"])
@@ -128,11 +129,22 @@ def test_the_gap_is_measured_as_published_and_mended(graph: ProteinGraph, tmp_pa
     assert not torch.equal(seen.edge_attr, mended.graphs["valid"].edge_attr)
     total = torch.zeros(len(seen.x), 9).index_add(0, seen.edge_index[1], seen.edge_attr)
     torch.testing.assert_close(seen.x, total)
-    clean = run(config_for("smoke", "clean", table=graph, study="noisy-proteins"))
-    assert "difference/noisy-fishnets-20-noisy-gcn-28" in clean.metrics
     fields = (versions(), "cpu", result.seconds, result.metrics)
     write_record(Record("noisy-proteins", "smoke", "published", "fishnets", config.to_dict(), [0], *fields), tmp_path)
     assert "Fishnets ahead by: published" in proteins_page(tmp_path, "noisy-proteins")
+
+
+def test_networks_of_about_the_same_size_are_compared_by_seed(graph: ProteinGraph, tmp_path: Path) -> None:
+    config = replace(config_for("smoke", "clean", table=graph, study="noisy-proteins"), seeds=(0, 1))
+    result = run(config)
+    ours, theirs = (result.runs[name].measures for name in config.models)
+    for part, what in (("test", "difference"), ("valid", "difference_valid")):
+        ahead = result.metrics[f"{what}/noisy-fishnets-20-noisy-gcn-28"]
+        assert ahead.value == pytest.approx(float((ours[part] - theirs[part]).mean()))
+        assert ahead.error > 0
+    fields = (versions(), "cpu", result.seconds, result.metrics)
+    write_record(Record("noisy-proteins", "smoke", "clean", "fishnets", config.to_dict(), [0], *fields), tmp_path)
+    assert "| noisy-fishnets-20, of noisy-gcn-28 |" in proteins_page(tmp_path, "noisy-proteins")
 
 
 def test_dropout_is_active_in_the_first_published_epoch_alone(graph: ProteinGraph) -> None:

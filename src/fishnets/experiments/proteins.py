@@ -11,9 +11,10 @@ Protocols:
 * *clean*: 10 random parts in training, drawn anew in each epoch, and the whole graph in tests; the same learning rates
   for every network, tried on validation nodes with the first seed, that fall to zero along half a cosine; scored by
   test nodes where validation nodes are best, over seeds. Fishnets are in the paper's form. In the end all are tested
-  on 40, 10 and 5 blocks too (``at_end/``). ``difference/<network>-<network>`` is between runs with the same seeds.
-  Noisy edges are measured once for both directions, anew in every epoch of training, once for validation and once for
-  test nodes, and nodes sum them over the whole graph.
+  on 40, 10 and 5 blocks too (``at_end/``). ``difference/<network>-<network>`` is between runs with the same seeds,
+  with the error of its mean, ``difference_valid/`` that on validation nodes. Noisy edges are measured once for both
+  directions, anew in every epoch of training, once for validation and once for test nodes, and nodes sum them over the
+  whole graph.
 * *published*: as the authors' code does. Fishnets with its fill of the triangle, 40 random parts, one learning rate,
   one seed, dropout in the first epoch alone; predictions on 5 blocks of nodes, or 10 for the large Fishnets; the mean
   of test scores over the last ten evaluations. Training ends when validation nodes have not improved for 250 epochs, as
@@ -51,7 +52,7 @@ from fishnets.experiments.graph_study import GraphStudy, Runs, StudyConfig, Stud
 from fishnets.experiments.protein_graph import ProteinGraph
 from fishnets.experiments.records import Metric
 
-__all__ = ["PAPER", "STUDIES", "Config", "config_for", "run"]
+__all__ = ["COMPARED", "PAPER", "STUDIES", "Config", "config_for", "run"]
 
 STUDIES: dict[str, tuple[str, ...]] = {
     "proteins": ("fishnets-16", "fishnets-8", "gcn-112", "dyresgen-112"),
@@ -173,7 +174,9 @@ def run(config: Config, checkpoints: Path | None = None, progress: bool | None =
     if config.protocol != "published":
         for ours, theirs in COMPARED.items():
             if {ours, theirs} <= set(found):
-                metrics[f"difference/{ours}-{theirs}"] = paired_difference(found[ours], found[theirs])
+                pair = found[ours], found[theirs]
+                metrics[f"difference/{ours}-{theirs}"] = paired_difference(*pair)
+                metrics[f"difference_valid/{ours}-{theirs}"] = paired_difference(*pair, part="valid")
     elif set(config.models) == set(STUDIES["noisy-proteins"]):
         for what, suffix in {"published": "", "mended": MENDED}.items():
             for measure, gap in {"rocauc": f"gap/{what}", "at_best": f"gap_at_best/{what}"}.items():

@@ -66,6 +66,14 @@ def test_tests_have_few_trials_or_many() -> None:
     assert bool((published[EDGES:] >= 170).all())
 
 
+def test_trials_may_be_fewer() -> None:
+    noise = EdgeNoise(graph(), laws={"train": ((1, 10),), "test": ((1, 3), (8, 10))})
+    seen = {law: (10 * noise.draw(law, seeded(8)).edge_attr[:, 3]).round().unique().tolist() for law in noise.laws}
+    assert seen == {"train": list(range(1, 10)), "test": [1, 2, 8, 9]}
+    with pytest.raises(ConfigError, match=r"`laws\['train'\]` has trials from 0 to below 5, but at least one"):
+        EdgeNoise(graph(), laws={"train": ((0, 5),)})
+
+
 def test_a_seed_makes_a_realisation_that_stays() -> None:
     noise = EdgeNoise(graph())
     one, same, other = (noise.draw("train", seeded(seed)).edge_attr for seed in (4, 4, 5))

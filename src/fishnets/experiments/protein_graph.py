@@ -24,18 +24,18 @@ class ProteinGraph(NamedGraph):
         """The same with edges in the order of their targets, in which aggregations read them fastest."""
         return replace(self, data=self.data.sort(sort_by_row=False))
 
-    def realisations(self, seed: int) -> dict[str, Any]:
+    def realisations(self, seed: int, laws: Any = None) -> dict[str, Any]:
         """Noisy versions of the graph for validation and test nodes: a realisation each, that stays.
 
-        Validation nodes are under the law of training, test nodes under that of tests; see
+        Validation nodes are under the law of training, test nodes under that of tests, the paper's or others; see
         :mod:`fishnets.graphs.noise`. Nodes start from the sum of their edges.
         """
-        from fishnets.graphs.noise import EdgeNoise
+        from fishnets.graphs.noise import LAWS, EdgeNoise
 
-        noise, laws = EdgeNoise(self.by_target().data), {"valid": "train", "test": "test"}
+        noise = EdgeNoise(self.by_target().data, laws=laws or LAWS)
         return {
-            part: noise.draw(law, torch.Generator().manual_seed(1_000 * seed + stream))  # type: ignore[arg-type]
-            for stream, (part, law) in enumerate(laws.items(), start=2)
+            part: noise.draw(law, torch.Generator().manual_seed(1_000 * seed + stream))
+            for stream, (part, law) in enumerate({"valid": "train", "test": "test"}.items(), start=2)
         }
 
     def clean_task(self, seed: int, run: int, device: str, kind: Any = None, **options: Any) -> Any:
@@ -53,19 +53,19 @@ class ProteinGraph(NamedGraph):
         return (kind or NodeTask)(copy(self.data).to(device), seed=1_000 * seed + run, **options)
 
     def noisy_task(
-        self, seed: int, run: int, device: str, log: bool = True, kind: Any = None, **options: Any
+        self, seed: int, run: int, device: str, log: bool = True, kind: Any = None, laws: Any = None, **options: Any
     ) -> Any:
         """What a network is trained for on noisy edges: training nodes see others in each epoch of a run.
 
         The realisations of validation and test nodes belong to the study. Nodes start from the sum of their edges or
-        its logarithm; further arguments as in :meth:`clean_task`.
+        its logarithm; laws as in :meth:`realisations`, further arguments as in :meth:`clean_task`.
         """
-        from fishnets.graphs.noise import EdgeNoise
+        from fishnets.graphs.noise import LAWS, EdgeNoise
         from fishnets.graphs.tasks import NodeTask
 
         here = self.by_target().data.to(device)
-        noise, kept = EdgeNoise(here), {}
-        for part, drawn in self.realisations(seed).items():  # on the CPU: the same for every device
+        noise, kept = EdgeNoise(here, laws=laws or LAWS), {}
+        for part, drawn in self.realisations(seed, laws).items():  # on the CPU: the same for every device
             kept[part] = copy(here)
             kept[part].edge_attr, kept[part].x = drawn.edge_attr.to(device), _start(drawn, log).to(device)
 

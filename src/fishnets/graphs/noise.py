@@ -11,8 +11,9 @@ code every stored direction is measured on its own, and the halves are those of 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from copy import copy
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,11 +24,11 @@ from fishnets.graphs.datasets import sum_of_edges
 if TYPE_CHECKING:
     from torch_geometric.data import Data
 
-__all__ = ["LAWS", "EdgeNoise"]
+__all__ = ["LAWS", "EdgeNoise", "Laws"]
 
-LAWS: dict[str, tuple[tuple[int, int], ...]] = {"train": ((20, 200),), "test": ((20, 50), (170, 200))}
+Laws = Mapping[str, Sequence[tuple[int, int]]]
+LAWS: Laws = {"train": ((20, 200),), "test": ((20, 50), (170, 200))}
 """Ranges of the number of trials, each with as many edges: from the first to below the last."""
-LARGEST = 200
 
 
 class EdgeNoise:
@@ -38,6 +39,8 @@ class EdgeNoise:
             between the same two nodes are one measurement, in either direction and however often they are listed,
             unless their scores differ: those of other scores are others.
         published: Whether to measure as the paper's code does.
+        laws: Ranges of the number of trials by the name of the law; :data:`LAWS` are the paper's. Trials join the
+            features divided by the largest bound, 200 there.
 
     Example:
         >>> from torch_geometric.data import Data
@@ -48,7 +51,7 @@ class EdgeNoise:
         (torch.Size([2, 2]), True)
     """
 
-    def __init__(self, data: Data, published: bool = False) -> None:
+    def __init__(self, data: Data, published: bool = False, laws: Laws = LAWS) -> None:
         score = data.edge_attr
         shape = None if score is None else tuple(score.shape)
         if shape is None or len(shape) != 2 or shape[0] != data.edge_index.shape[1]:
@@ -61,7 +64,15 @@ class EdgeNoise:
                 f"`edge_attr` holds {describe_rows(strange.tolist())} but scores between 0 and 1 were expected: they "
                 "are the probabilities of counts."
             )
-        self.data, self.published = data, published
+        for law, ranges in laws.items():
+            for low, high in ranges:
+                if not 1 <= low < high:
+                    raise ConfigError(
+                        f"`laws[{law!r}]` has trials from {low} to below {high}, but at least one number, 1 or "
+                        "more, was expected."
+                    )
+        self.data, self.published, self.laws = data, published, laws
+        self.largest = max(high for ranges in laws.values() for _, high in ranges)
         ends = data.edge_index.sort(dim=0).values  # the same for both directions
         if published:
             self.first = self.edge = torch.arange(ends.shape[1], device=ends.device)
@@ -70,23 +81,23 @@ class EdgeNoise:
             if not torch.equal(score[self.first][self.edge], score):  # parallel edges stay apart by their scores
                 self.first, self.edge = _numbered(torch.cat([ends.T.double(), score.double()], dim=1))
 
-    def draw(self, law: Literal["train", "test"], generator: torch.Generator) -> Data:
+    def draw(self, law: str, generator: torch.Generator) -> Data:
         """A noisy version of the graph.
 
         Args:
-            law: Numbers of trials: those of training or of tests.
+            law: Numbers of trials: those of ``"train"`` or of ``"test"``, or another of ``laws``.
             generator: On the device of the graph; where a realisation is to stay, one with a seed of its own.
 
         Returns:
             The graph with ``edge_attr`` (E, d + 1) and ``x``, the sum of those of the edges that end in each node,
             (N, d + 1).
         """
-        if law not in LAWS:
-            raise ConfigError(f"`law` is {law!r} but one of {list(LAWS)} was expected.")
+        if law not in self.laws:
+            raise ConfigError(f"`law` is {law!r} but one of {list(self.laws)} was expected.")
         trials = self._trials(law, generator)
         score = self.data.edge_attr[self.first].to(trials)
         counts = torch.binomial(trials.unsqueeze(1).expand_as(score), score, generator=generator)
-        features = torch.cat([counts / trials.unsqueeze(1), trials.unsqueeze(1) / LARGEST], dim=1)
+        features = torch.cat([counts / trials.unsqueeze(1), trials.unsqueeze(1) / self.largest], dim=1)
         noisy = copy(self.data)  # whose edges are the same tensor: what is remembered of it serves all versions
         noisy.edge_attr = features[self.edge].float()
         noisy.x = sum_of_edges(noisy)
@@ -95,7 +106,7 @@ class EdgeNoise:
     def _trials(self, law: str, generator: torch.Generator) -> Tensor:
         """Number of trials of every measurement, float32."""
         num, device = len(self.first), self.first.device
-        ranges = torch.tensor(LAWS[law], device=device)
+        ranges = torch.tensor(self.laws[law], device=device)
         if self.published:
             which = torch.arange(num, device=device) * len(ranges) // max(1, num)
         else:

@@ -33,7 +33,7 @@ from fishnets.experiments.report import format_metric, markdown_table
 from fishnets.experiments.yeast import Config, config_for, make_model, task_of
 from fishnets.graphs import FishnetsAggregation, NodeTask, Recipe, fit
 from fishnets.graphs.datasets import sum_of_edges
-from fishnets.graphs.noise import LAWS
+from fishnets.graphs.noise import LAWS, largest_bound
 
 NAME = "yeast-noise-study"
 FEW, MANY = 50, 170  # trials under the law of tests: fewer than these, or at least as many
@@ -75,7 +75,7 @@ def measured(config: Config, method: str, seed: int, recipe: Recipe) -> dict[str
     for name, graph in variants(config, task).items():
         found[f"rocauc/{name}"] = NodeTask({"train": graph, "valid": graph, "test": graph}).evaluate(model)["test"]
     tested = task.graphs["test"]
-    trials = LAWS["train"][0][1] * tested.edge_attr[:, -1]
+    trials = largest_bound(LAWS) * tested.edge_attr[:, -1]
     with messages(model) as layers:
         task.predict(model, tested)
     for number, (layer, x) in enumerate(layers):

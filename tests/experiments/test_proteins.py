@@ -47,7 +47,8 @@ def test_every_study_runs_and_is_reported(graph: ProteinGraph, study: str, proto
     assert "Tasks that count: 3 (train), 3 (valid), 3 (test)." in page
     assert "Networks are smaller than their names say: num_layers 2, hidden 8." in page
     assert all(f"| {name} |" in page for name in config.models)
-    assert ("Parts are random, and others in every epoch." in page) == (protocol == "clean")
+    assert ("Rates fall to zero at the last epoch." in page) == (protocol == "clean")
+    assert ("Each rate was tried" in page) is False  # there is one
 
 
 @pytest.mark.parametrize("protocol", ["clean", "published", "original"])
@@ -212,11 +213,29 @@ def test_networks_of_table_1_have_the_stated_settings(graph: ProteinGraph) -> No
     assert config_for("paper", "clean", table=graph, study="proteins").blocks == 5  # too deep for the whole
 
 
-def test_networks_are_tested_on_more_and_on_fewer_blocks(graph: ProteinGraph) -> None:
-    for protocol in ("published", "clean"):
-        config = replace(config_for("smoke", protocol, table=graph), models=("gcn-small",))
-        metrics = run(config).metrics
-        assert all(0 <= metrics[f"at_end/{blocks}-blocks/gcn-small"].value <= 1 for blocks in (40, 10, 5, 1))
-    assert config.blocks == 1
-    assert metrics["at_end/1-blocks/gcn-small"].value == metrics["rocauc/gcn-small"].value
+@pytest.mark.parametrize("protocol", ["published", "clean"])
+def test_networks_are_tested_on_more_and_on_fewer_blocks(graph: ProteinGraph, protocol: str) -> None:
+    config = replace(config_for("smoke", protocol, table=graph), models=("gcn-small",))
+    seen: list[int] = []
+
+    def model(x: torch.Tensor, edge_index: torch.Tensor, edge_attr: torch.Tensor) -> torch.Tensor:
+        seen.append(len(x))
+        return x[:, :3]
+
+    task = task_of(config, "gcn-small")
+    assert list(task.at_end(model)) == [f"{blocks}-blocks" for blocks in (40, 10, 5, 1)]
+    assert len(seen) == 40 + 10 + 5 + 1
+    assert seen[-1] == graph.data.num_nodes
+    assert task.test_parts == config.blocks
+    metrics = run(config).metrics
+    if config.blocks == 1:
+        assert metrics["at_end/1-blocks/gcn-small"].value == metrics["rocauc/gcn-small"].value
+    assert "at_end/40-blocks/gcn-small" in metrics
     assert "at_end/1-blocks/gcn-small" not in run(replace(config, protocol="original")).metrics
+
+
+def test_noise_follows_the_laws_it_is_given(graph: ProteinGraph) -> None:
+    task = graph.noisy_task(0, 0, "cpu", laws={"train": ((1, 4),), "test": ((4, 5), (8, 10))})
+    graphs = {"draw": task.draw(0), "valid": task.graphs["valid"], "test": task.graphs["test"]}
+    trials = {name: set((10 * one.edge_attr[:, -1]).round().int().tolist()) for name, one in graphs.items()}
+    assert trials == {"draw": {1, 2, 3}, "valid": {1, 2, 3}, "test": {4, 8, 9}}

@@ -70,8 +70,13 @@ def test_trials_may_be_fewer() -> None:
     noise = EdgeNoise(graph(), laws={"train": ((1, 10),), "test": ((1, 3), (8, 10))})
     seen = {law: (10 * noise.draw(law, seeded(8)).edge_attr[:, 3]).round().unique().tolist() for law in noise.laws}
     assert seen == {"train": list(range(1, 10)), "test": [1, 2, 8, 9]}
-    with pytest.raises(ConfigError, match=r"`laws\['train'\]` has trials from 0 to below 5, but at least one"):
-        EdgeNoise(graph(), laws={"train": ((0, 5),)})
+    for laws, message in (
+        ({"train": [(0, 5)]}, r"`laws\['train'\]` has trials from 0 to below 5, but numbers of trials, 1 or more"),
+        ({"train": []}, r"`laws\['train'\]` has no range, but numbers of trials"),
+        ({}, "`laws` is empty but ranges of the number of trials"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            EdgeNoise(graph(), laws=laws)
 
 
 def test_a_seed_makes_a_realisation_that_stays() -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fishnets.arrays import fingerprint
 from fishnets.errors import ConfigError, DataError
 from fishnets.experiments.graph_study import NamedGraph, naming
+
+if TYPE_CHECKING:
+    from fishnets.graphs.noise import Laws
 
 __all__ = ["ProteinGraph", "read_graph"]
 
@@ -24,7 +27,7 @@ class ProteinGraph(NamedGraph):
         """The same with edges in the order of their targets, in which aggregations read them fastest."""
         return replace(self, data=self.data.sort(sort_by_row=False))
 
-    def realisations(self, seed: int, laws: Any = None) -> dict[str, Any]:
+    def realisations(self, seed: int, laws: Laws | None = None) -> dict[str, Any]:
         """Noisy versions of the graph for validation and test nodes: a realisation each, that stays.
 
         Validation nodes are under the law of training, test nodes under that of tests, the paper's or others; see
@@ -32,7 +35,7 @@ class ProteinGraph(NamedGraph):
         """
         from fishnets.graphs.noise import LAWS, EdgeNoise
 
-        noise = EdgeNoise(self.by_target().data, laws=laws or LAWS)
+        noise = EdgeNoise(self.by_target().data, laws=LAWS if laws is None else laws)
         return {
             part: noise.draw(law, torch.Generator().manual_seed(1_000 * seed + stream))
             for stream, (part, law) in enumerate({"valid": "train", "test": "test"}.items(), start=2)
@@ -53,7 +56,14 @@ class ProteinGraph(NamedGraph):
         return (kind or NodeTask)(copy(self.data).to(device), seed=1_000 * seed + run, **options)
 
     def noisy_task(
-        self, seed: int, run: int, device: str, log: bool = True, kind: Any = None, laws: Any = None, **options: Any
+        self,
+        seed: int,
+        run: int,
+        device: str,
+        log: bool = True,
+        kind: Any = None,
+        laws: Laws | None = None,
+        **options: Any,
     ) -> Any:
         """What a network is trained for on noisy edges: training nodes see others in each epoch of a run.
 
@@ -64,7 +74,7 @@ class ProteinGraph(NamedGraph):
         from fishnets.graphs.tasks import NodeTask
 
         here = self.by_target().data.to(device)
-        noise, kept = EdgeNoise(here, laws=laws or LAWS), {}
+        noise, kept = EdgeNoise(here, laws=LAWS if laws is None else laws), {}
         for part, drawn in self.realisations(seed, laws).items():  # on the CPU: the same for every device
             kept[part] = copy(here)
             kept[part].edge_attr, kept[part].x = drawn.edge_attr.to(device), _start(drawn, log).to(device)

@@ -22,7 +22,7 @@ from bisect import bisect
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -30,6 +30,9 @@ from fishnets.experiments.candidates import expect_clean
 from fishnets.experiments.graph_study import GraphStudy, Runs, StudyConfig, StudyResult, paired_difference, spread
 from fishnets.experiments.protein_graph import ProteinGraph
 from fishnets.experiments.records import Metric
+
+if TYPE_CHECKING:
+    from fishnets.graphs.noise import Laws
 
 __all__ = ["CONDITIONS", "METHODS", "Config", "config_for", "run"]
 
@@ -125,16 +128,17 @@ def at_equal_loss(runs: Runs, label: str, loss: float = EQUAL_LOSS) -> dict[str,
     return {f"at_loss/{name}/{label}": spread(torch.tensor(values)) for name, values in found.items()}
 
 
-def noise_shares(config: Config) -> dict[str, Metric]:
-    """How much of what differs between edges, and between nodes, is noise: shares of the variance, mean over scores.
+def noise_shares(config: Config, laws: Laws | None = None) -> dict[str, Metric]:
+    """How much of what differs between edges, and between nodes, is noise: its variance over theirs, mean over scores.
 
-    ``noise/edges/<law>`` is of single scores, ``noise/nodes/<law>`` of what nodes start from.
+    ``noise/edges/<law>`` is of single scores, ``noise/nodes/<law>`` of what nodes start from; under the paper's laws or
+    others.
     """
     from fishnets.graphs.datasets import sum_of_edges
 
     graph, found = config.table.by_target().data, {}
     scores, start = graph.edge_attr, sum_of_edges(graph).log1p()
-    noisy = config.table.realisations(config.seed)
+    noisy = config.table.realisations(config.seed, laws)
     for law, seen_by in {"train": noisy["valid"], "test": noisy["test"]}.items():
         for what, seen, true in (("edges", seen_by.edge_attr, scores), ("nodes", seen_by.x.log1p(), start)):
             shares = (seen[:, : true.shape[1]] - true).var(0) / true.var(0)

@@ -1,9 +1,9 @@
 r"""Noise on edges: scores that were measured by counting.
 
 A score :math:`p_e \in [0, 1]` of an edge is seen as :math:`n / N` with :math:`n \sim \mathrm{Binomial}(N, p_e)`; the
-number of trials :math:`N`, one for all scores of an edge, is known and joins the features as :math:`N / 200`. In the
-paper (section 4.3) :math:`N` is uniform on 20, ..., 199 in training; in tests one half of the edges has 20 to 49 and
-the other 170 to 199.
+number of trials :math:`N`, one for all scores of an edge, is known and joins the features as :math:`N / 200`, or over
+the largest bound of other laws. In the paper (section 4.3) :math:`N` is uniform on 20, ..., 199 in training; in tests
+one half of the edges has 20 to 49 and the other 170 to 199.
 
 Here the two directions of an edge are one measurement, and which half an edge is in is drawn for each. In the paper's
 code every stored direction is measured on its own, and the halves are those of the list of edges: ``published=True``.
@@ -24,7 +24,7 @@ from fishnets.graphs.datasets import sum_of_edges
 if TYPE_CHECKING:
     from torch_geometric.data import Data
 
-__all__ = ["LAWS", "EdgeNoise", "Laws"]
+__all__ = ["LAWS", "EdgeNoise", "Laws", "largest_bound"]
 
 Laws = Mapping[str, Sequence[tuple[int, int]]]
 LAWS: Laws = {"train": ((20, 200),), "test": ((20, 50), (170, 200))}
@@ -64,15 +64,7 @@ class EdgeNoise:
                 f"`edge_attr` holds {describe_rows(strange.tolist())} but scores between 0 and 1 were expected: they "
                 "are the probabilities of counts."
             )
-        for law, ranges in laws.items():
-            for low, high in ranges:
-                if not 1 <= low < high:
-                    raise ConfigError(
-                        f"`laws[{law!r}]` has trials from {low} to below {high}, but at least one number, 1 or "
-                        "more, was expected."
-                    )
-        self.data, self.published, self.laws = data, published, laws
-        self.largest = max(high for ranges in laws.values() for _, high in ranges)
+        self.data, self.published, self.laws, self.largest = data, published, laws, largest_bound(laws)
         ends = data.edge_index.sort(dim=0).values  # the same for both directions
         if published:
             self.first = self.edge = torch.arange(ends.shape[1], device=ends.device)
@@ -115,6 +107,23 @@ class EdgeNoise:
         beyond = (torch.rand(num, generator=generator, device=device) * (high - low)).floor()
         trials: Tensor = torch.minimum(low + beyond, high - 1).float()
         return trials
+
+
+def largest_bound(laws: Laws) -> int:
+    """The bound that no number of trials reaches, by which they are divided; raises where there are no such numbers.
+
+    Example:
+        >>> largest_bound(LAWS)
+        200
+    """
+    for law, ranges in laws.items():
+        broken = [(low, high) for low, high in ranges if not 1 <= low < high]
+        if broken or not ranges:
+            given = f"trials from {broken[0][0]} to below {broken[0][1]}" if broken else "no range"
+            raise ConfigError(f"`laws[{law!r}]` has {given}, but numbers of trials, 1 or more, were expected.")
+    if not laws:
+        raise ConfigError("`laws` is empty but ranges of the number of trials, by the name of a law, were expected.")
+    return max(high for ranges in laws.values() for _, high in ranges)
 
 
 def _numbered(rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -299,3 +299,6 @@ def test_labels_are_as_many_as_the_tasks_that_meta_gives(tmp_path):
 def test_numbers_too_large_to_be_told_apart_are_refused(tmp_path):
     with pytest.raises(FileFormatError, match=r"row 2, is .* but whole numbers up to 2\^53 were"):
         one(tmp_path, "1\n1e30\n").whole_numbers("raw/it", 1)
+    for cell in ("1e300", "-1e17"):
+        with pytest.raises(FileFormatError, match=r"it\.csv\.gz, row 2, is .* but numbers up to 2\^53 were expected"):
+            one(tmp_path, f"1\n{cell}\n").numbers("raw/it", 2, "node")

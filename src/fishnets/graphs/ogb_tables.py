@@ -28,6 +28,7 @@ from fishnets.errors import DataError, FileFormatError, NonFiniteError, describe
 __all__ = ["PARTS", "Tables", "expect_rows", "open_tables", "whole_or_float32", "with_reverses"]
 
 PARTS = ("train", "valid", "test")
+LARGEST = 2**53  # whole numbers beyond are not told apart in float64
 
 
 def open_tables(root: str | Path, layout: str, known: Mapping[str, Mapping[str, str]], source: str = "") -> Tables:
@@ -99,12 +100,8 @@ class Tables:
         path, table = self.path(name), self.table(name, np.float64)
         if len(table) and table.shape[1] != columns:
             raise FileFormatError(f"{path} has {table.shape[1]} columns but {columns} were expected. {self.layout}.")
-        for expected, fits in {"": _is_whole(table), " up to 2^53": np.abs(table) <= 2**53}.items():
-            broken = np.flatnonzero(~fits.all(1))
-            if broken.size:
-                raise FileFormatError(
-                    f"{path}, row {broken[0] + 1}, is {table[broken[0]]} but whole numbers{expected} were expected."
-                )
+        _expect(path, table, _is_whole(table), "whole numbers")
+        _expect(path, table, np.abs(table) <= LARGEST, "whole numbers up to 2^53")
         return table.astype(np.int64).reshape(-1, columns)
 
     def features(self, name: str, num_rows: int, owner: str, dtype: type[np.floating[Any]] = np.float32) -> Tensor:
@@ -141,6 +138,7 @@ class Tables:
         """What is known of nodes or graphs (rows, columns): int64 if all are whole, else float32, NaN if unknown."""
         path, table = self.path(name), self.table(name, np.float64, blank_rows=True)
         expect_rows(path, table, num_rows, owner)
+        _expect(path, table, ~np.isfinite(table) | (np.abs(table) <= LARGEST), "numbers up to 2^53")
         return whole_or_float32(torch.from_numpy(table))
 
     def split(self) -> str:
@@ -223,6 +221,13 @@ def _meta(root: Path, layout: str, known: Mapping[str, Mapping[str, str]]) -> Ma
     if not isinstance(meta, dict):
         raise FileFormatError(f"{path} holds a {type(meta).__name__} but an object with names and values was expected.")
     return meta
+
+
+def _expect(path: Path, table: NDArray[Any], fits: NDArray[np.bool_], expected: str) -> None:
+    """Raises :class:`FileFormatError` with the first row of a table that does not fit."""
+    broken = np.flatnonzero(~fits.all(1))
+    if broken.size:
+        raise FileFormatError(f"{path}, row {broken[0] + 1}, is {table[broken[0]]} but {expected} were expected.")
 
 
 def _is_whole(table: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:

@@ -136,10 +136,11 @@ def test_the_gap_is_measured_as_published_and_mended(graph: ProteinGraph, tmp_pa
 
 
 def test_networks_of_about_the_same_size_are_compared_by_seed(graph: ProteinGraph, tmp_path: Path) -> None:
-    config = replace(config_for("smoke", "clean", table=graph, study="noisy-proteins"), seeds=(0, 1))
+    config = replace(config_for("smoke", "clean", table=graph, study="noisy-proteins"), seeds=(0, 1), parts=10)
     result = run(config)
     ours, theirs = (result.runs[name].measures for name in config.models)
-    for part, what in (("test", "difference"), ("valid", "difference_valid")):
+    parts = {"test": "difference", "valid": "difference_valid", "at_end/10-blocks": "difference_in_parts"}
+    for part, what in parts.items():
         ahead = result.metrics[f"{what}/noisy-fishnets-20-noisy-gcn-28"]
         assert ahead.value == pytest.approx(float((ours[part] - theirs[part]).mean()))
         assert ahead.error > 0

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fishnets.graphs.selection import Task
 
 __all__ = [
+    "AT_END",
     "CURVE",
     "DIVERGED",
     "ON_A_GPU",

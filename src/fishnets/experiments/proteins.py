@@ -33,7 +33,9 @@ validation nodes are best.
 
 Nodes start from the sum of their edges' features, under *clean* from its logarithm. Under *clean* and *original*,
 ``difference/<network>-<network>`` is between runs with the same seeds, with the error of its mean, and
-``difference_valid/`` that on validation nodes, for networks that the paper sets against each other.
+``difference_valid/`` that on validation nodes, for networks that the paper sets against each other;
+``difference_in_parts/`` is on test nodes in as many blocks as the graph has in training, where nodes have about as many
+neighbours as they had then.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ from torch import Tensor
 
 from fishnets.errors import DataError
 from fishnets.experiments.candidates import expect_choices
-from fishnets.experiments.graph_study import GraphStudy, Runs, StudyConfig, StudyResult, paired_difference
+from fishnets.experiments.graph_study import AT_END, GraphStudy, Runs, StudyConfig, StudyResult, paired_difference
 from fishnets.experiments.protein_graph import ProteinGraph
 from fishnets.experiments.records import Metric
 
@@ -178,6 +180,9 @@ def run(config: Config, checkpoints: Path | None = None, progress: bool | None =
                 pair = found[ours], found[theirs]
                 metrics[f"difference/{ours}-{theirs}"] = paired_difference(*pair)
                 metrics[f"difference_valid/{ours}-{theirs}"] = paired_difference(*pair, part="valid")
+                in_parts = f"{AT_END}{config.parts}-blocks"
+                if in_parts in found[ours].measures:
+                    metrics[f"difference_in_parts/{ours}-{theirs}"] = paired_difference(*pair, part=in_parts)
     elif set(config.models) == set(STUDIES["noisy-proteins"]):
         for what, suffix in {"published": "", "mended": MENDED}.items():
             for measure, gap in {"rocauc": f"gap/{what}", "at_best": f"gap_at_best/{what}"}.items():

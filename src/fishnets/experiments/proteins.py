@@ -55,7 +55,7 @@ from fishnets.experiments.graph_study import AT_END, GraphStudy, Runs, StudyConf
 from fishnets.experiments.protein_graph import ProteinGraph
 from fishnets.experiments.records import Metric
 
-__all__ = ["COMPARED", "PAPER", "STUDIES", "Config", "config_for", "run"]
+__all__ = ["COMPARED", "PAPER", "STUDIES", "SWEEP", "Config", "config_for", "run"]
 
 STUDIES: dict[str, tuple[str, ...]] = {
     "proteins": ("fishnets-16", "fishnets-8", "gcn-112", "dyresgen-112"),

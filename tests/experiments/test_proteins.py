@@ -80,7 +80,7 @@ def test_the_published_score_is_that_of_the_last_evaluations(graph: ProteinGraph
 def test_protocols_differ_as_they_say(graph: ProteinGraph) -> None:
     paper = {name: config_for("paper", name, table=graph) for name in ("clean", "published", "original")}
     shapes = [(one.parts, one.blocks, len(one.learning_rates)) for one in paper.values()]
-    assert shapes == [(10, 1, 2), (40, 5, 1), (10, 5, 1)]
+    assert shapes == [(10, 1, 3), (40, 5, 1), (10, 5, 1)]
     tasks = {name: task_of(paper["published"], name) for name in ("gcn-28", "fishnets-20", "fishnets-small")}
     assert [task.test_parts for task in tasks.values()] == [5, 10, 5]  # the compared networks see different graphs
     assert task_of(paper["clean"], "fishnets-20").test_parts == 1

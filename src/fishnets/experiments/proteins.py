@@ -137,6 +137,8 @@ def config_for(
     config = Config(preset, protocol, study, table, STUDIES[study], seed=seed, device=device)
     if study == "proteins":
         config = replace(config, blocks=5)
+    if study == "proteins-focus":
+        config = replace(config, learning_rates=(1e-3, 3e-3, 1e-2))  # small networks take larger ones
     if study == "proteins" and protocol == "published":
         config = replace(config, learning_rates=(1e-2,), epochs=1_000, every=5, seeds=(0,))
     elif protocol == "published":

@@ -166,7 +166,10 @@ def test_the_recorded_command_names_no_folder(
     monkeypatch.setattr(sys, "argv", ["fishnets", "reproduce", "supernovae", *(w.format(path) for w in typed)])
     expected = " ".join(["fishnets reproduce supernovae", *(w.format("some-table.txt") for w in typed)])
     assert command_line(path) == expected
+    assert command_line(None, path, tmp_path) == expected
     assert str(tmp_path) in command_line()
+    monkeypatch.setattr(sys, "argv", ["fishnets", "reproduce", "yeast", "--out", str(tmp_path / "results")])
+    assert command_line(path, tmp_path / "results") == "fishnets reproduce yeast --out results"
 
 
 def test_an_unknown_experiment_is_told_all_there_are() -> None:

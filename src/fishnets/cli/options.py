@@ -30,13 +30,14 @@ def resolve_device(device: Device) -> str:
     return "cuda" if available and device is not Device.cpu else "cpu"
 
 
-def command_line(data: Path | None = None) -> str:
-    """The command as typed, for the record, but with the name of a data file in place of its path."""
+def command_line(*paths: Path | None) -> str:
+    """The command as typed, for the record, but with the names of these files and folders in place of their paths."""
     words = list(sys.argv[1:])
     for i, word in enumerate(words):
-        given = word.removeprefix("--data=")
-        if data is not None and Path(given) == data:
-            words[i] = word.removesuffix(given) + data.name
+        option, equals, given = word.partition("=") if word.startswith("--") else ("", "", word)
+        for path in paths:
+            if path is not None and path.name and given and Path(given) == path:
+                words[i] = option + equals + path.name
     return " ".join(["fishnets", *words])
 
 

@@ -91,7 +91,7 @@ def reproduce(
         say(f"Interrupted. What is finished is in {checkpoints}: the same command continues from there.")
         raise typer.Exit(130) from None
     record = Record(
-        name, preset, protocol, command_line(data), config.to_dict(), [seed], versions(), hardware, result.seconds,
+        name, preset, protocol, command_line(data, out), config.to_dict(), [seed], versions(), hardware, result.seconds,
         result.metrics,
     )
     path = write_record(record, out, overwrite)

@@ -169,10 +169,10 @@ def proteins_page(root: str | Path, name: str) -> str:
         other = "" if table["name"] == "ogbn_proteins" else ", another graph"
         as_the_code = record.protocol == "published" and config["study"] != "proteins"
         last = (
-            f"the last ten evaluations, one in {config['every']} epochs, as the paper has it; a network that overfits "
-            "is past its best then, so the score where validation nodes are best is beside it"
+            f"mean and spread over the last ten evaluations, one in {config['every']} epochs, as the paper has it; a "
+            "network that overfits is past its best then, so the score where validation nodes are best is beside it"
         )
-        scored = last if as_the_code else f"{len(config['seeds'])} seeds, where validation nodes are best"
+        scored = last if as_the_code else f"{_over(config['seeds'])}, where validation nodes are best"
         done = AS_THE_CODE[config["study"]] if as_the_code else _done_cleanly(config, record.protocol)
         names = [name.removeprefix("rocauc/") for name in metrics if name.startswith("rocauc/")]
         smaller = ", ".join(f"{name} {value}" for name, value in config["changes"])
@@ -181,7 +181,7 @@ def proteins_page(root: str | Path, name: str) -> str:
             "",
             f"On `{table['name']}`, {table['num_nodes']:,} nodes (SHA-256 `{table['sha256'][:12]}…`); the paper's "
             f"column is of ogbn-proteins{other}. {_schedule(config, metrics, names)} Graphs have {config['parts']} "
-            f"parts in training.{done} Test ROC-AUC: mean and spread over {scored}."
+            f"parts in training.{done} Test ROC-AUC: {scored}."
             + (f" Networks are smaller than their names say: {smaller}." if smaller else "")
             + _scored(metrics),
             "",
@@ -229,7 +229,7 @@ def molhiv_page(root: str | Path) -> str:
             "",
             f"`{table['name']}`, {table['num_graphs']:,} molecules (SHA-256 `{table['sha256'][:12]}…`), batches of "
             f"{config['batch_size']}. {_schedule(config, metrics, config['models'])} Test ROC-AUC where that of "
-            f"validation molecules is best: mean and spread over {len(config['seeds'])} seeds. DeeperGCN's authors "
+            f"validation molecules is best: {_over(config['seeds'])}. DeeperGCN's authors "
             "report 0.7858 ± 0.0117 for their 7 layers."
             + (f" Networks have {config['layers']} layers here." if config["layers"] else "")
             + _scored(metrics),
@@ -265,8 +265,8 @@ def arxiv_page(root: str | Path) -> str:
             "",
             f"`gcn-28` has {config['deep_layers']} layers here, Fishnets have {config['num_layers']} with p = "
             f"{config['num_params']}; all are {config['hidden']} wide. {_schedule(config, record.metrics, used)} "
-            f"Accuracy of the test nodes where that of the validation nodes is best: mean and spread over "
-            f"{len(config['seeds'])} seeds; the difference with the error of its mean. A seed draws weights and split "
+            f"Accuracy of the test nodes where that of the validation nodes is best: {_over(config['seeds'])}; the "
+            "difference with the error of its mean. A seed draws weights and split "
             "(that of ogbn-arxiv is its own); splits of one graph overlap, which these errors leave out.",
             "",
         ]
@@ -310,6 +310,11 @@ def _schedule(config: Mapping[str, Any], metrics: Mapping[str, Metric], labels: 
     rate = "Learning rates" if len(rates) > 1 else "Learning rate"
     mixed = both if 0 < on_a_gpu < sum(runs.values()) else ""
     return f"{rate} {listed}{shorter}, up to {config['epochs']:,} epochs{until}{some}.{mixed}"
+
+
+def _over(seeds: Sequence[int]) -> str:
+    """What a score is over seeds."""
+    return f"mean and spread over {len(seeds)} seeds" if len(seeds) > 1 else "a single seed"
 
 
 def _tuning(metrics: Mapping[str, Metric], labels: Sequence[str], rates: Sequence[float]) -> list[str]:

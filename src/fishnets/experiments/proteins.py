@@ -57,7 +57,7 @@ from fishnets.experiments.graph_study import AT_END, GraphStudy, Runs, StudyConf
 from fishnets.experiments.protein_graph import ProteinGraph
 from fishnets.experiments.records import Metric
 
-__all__ = ["COMPARED", "PAPER", "STUDIES", "SWEEP", "Config", "config_for", "run"]
+__all__ = ["COMPARED", "PAPER", "STUDIES", "Config", "config_for", "run"]
 
 STUDIES: dict[str, tuple[str, ...]] = {
     "proteins": ("fishnets-16", "fishnets-8", "gcn-112", "dyresgen-112"),
@@ -209,7 +209,7 @@ def runs_of(config: Config, study: GraphStudy, name: str) -> Runs:
     careful = config.protocol == "clean"
     warm_up = config.epochs // 50 if careful else 0
     clip = 1.0 if careful else None
-    recipe = Recipe(config.epochs, 1.0, config.patience, config.every, warm_up, careful, clip, replay=careful)
+    recipe = Recipe(config.epochs, 1.0, config.patience, config.every, warm_up, careful, clip)
     make = partial(_make_model, config, name, graph)
     task = partial(task_of, config, name)
     return study.runs(name, make, task, recipe, config.rates(name), config.seeds)

@@ -14,8 +14,8 @@ Protocols:
   best, over seeds. Fishnets are in the paper's form. In the end the networks of Table 4 are tested on 40, 10 and 5
   random blocks too (``at_end/``). Noisy edges are measured once for both directions, anew in every epoch of training,
   once for validation and once for test nodes, and nodes sum them over the whole graph. Single runs of `gcn-28` on clean
-  edges, by validation nodes, chose 10 parts before 4; one of `fishnets-20` agreed. The focus networks have a third, larger rate, which was
-  added when the small ones had chosen the larger of two.
+  edges, by validation nodes, chose 10 parts before 4; one of `fishnets-20` agreed. The focus networks have a third,
+  larger rate, which was added when the small ones had chosen the larger of two.
 * *published*: as the authors' code does. Fishnets with its fill of the triangle, 40 random parts, one learning rate,
   one seed, dropout in the first epoch alone; predictions on 5 blocks of nodes, or 10 for the large Fishnets; the mean
   of test scores over the last ten evaluations. Training ends when validation nodes have not improved for 250 epochs, as
